@@ -246,7 +246,7 @@ def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
 
 def shown_ids(ids: Sequence[int]) -> str:
     """The first MOST_IDS, and how many there are."""
-    return ", ".join(map(str, ids[:MOST_IDS])) + (f", ... {len(ids)} tokens" if len(ids) > MOST_IDS else "")
+    return ",".join(map(str, ids[:MOST_IDS])) + (f", ... {len(ids)} tokens" if len(ids) > MOST_IDS else "")
 
 
 def fault(problem: BaseException) -> str:

@@ -186,14 +186,14 @@ def finite_number(value: Any, name: str) -> float:
 
 def token_id(value: Any, name: str) -> int:
     if isinstance(value, Integral) and value < 0:
-        raise ImpossibleValueError(f"{name} {value}: no token id, expected at least 0")
+        raise ImpossibleValueError(f"{name} {value}: expected a token id, at least 0")
     return whole_number(value, name)
 
 
 def log_probability(value: Any, name: str) -> float:
     """-Infinity is what is left of a probability that a format can't hold: not finite, but no engine's fault."""
     if isinstance(value, Real) and value != value:
-        raise ImpossibleValueError(f"{name} nan: no log-probability, expected a finite number")
+        raise ImpossibleValueError(f"{name} nan: expected a finite number")
     return finite_number(value, name)
 
 

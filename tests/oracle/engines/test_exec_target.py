@@ -131,7 +131,7 @@ def test_no_run_has_more_requests_than_the_engine_takes_at_once_and_none_to_abor
 # --- bad answers: an error for that request, and the other one is answered. One engine gives them all, run after run
 
 BAD_ANSWERS = {
-    "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "logprobs[0] nan: no log-probability", IMPOSSIBLE),
+    "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "logprobs[0] nan: expected a finite number", IMPOSSIBLE),
     "infinity": ("bad(b'\"logprobs\":[-Infinity]')", "logprobs[0] -inf: expected a finite number", NO_ANSWER),
     "overflow": ('bad(b\'"token_ids":[1],"logprobs":[1e999]\')', "expected a finite number", NO_ANSWER),
     "text for NaN": ("answer(a, logprobs=['nan', 0.0])", "expected a finite number", NO_ANSWER),
@@ -147,7 +147,7 @@ BAD_ANSWERS = {
     ),
     "a field that is none": ("answer(a, logits=[])", "answer field 'logits'", NO_ANSWER),
     "true for a token": ("answer(a, token_ids=[True])", "token_ids[0] True", NO_ANSWER),
-    "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1: no token id", IMPOSSIBLE),
+    "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1: expected a token id", IMPOSSIBLE),
     "no tokens": ("write({'kind': 'answer', 'request_id': a})", "token_ids: missing", NO_ANSWER),
     "an error": ("write({'kind': 'answer', 'request_id': a, 'error': 'too\\nlong'})", "too long", FAILED),
     "an error that is none": (

@@ -142,6 +142,15 @@ BAD_LINES = {
 }
 
 
+@pytest.mark.parametrize("fields", ['"token_ids": [1], "logprobs": [NaN]', '"token_ids": [-1]'])
+def test_what_no_right_engine_gives_is_an_answer_that_says_so(tmp_path: Path, fields: str) -> None:
+    """As by Python, a process or HTTP. Pinned: the file was refused."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(GOOD.replace('"error": "it died", "kind": "5xx"', fields) + "\n")
+    ((_, answer),) = FileTarget(path).pairs()
+    assert answer.is_refuted and answer.error is not None and "[0] " in answer.error
+
+
 @pytest.mark.parametrize(("line", "error"), BAD_LINES.values(), ids=BAD_LINES)
 def test_a_bad_line_is_refused_by_its_number(
     tmp_path: Path, line: str, error: str, monkeypatch: pytest.MonkeyPatch
@@ -232,15 +241,15 @@ def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
     assert len(path.read_text().splitlines()) == 5 and len(requests_in(path)) == 4
 
 
-def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_empty_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:
     assert Transcript(tmp_path / "run.jsonl").pairs() == []
     with pytest.raises(TargetError, match=r"run\.jsonl: no such file"):
         FileTarget(tmp_path / "run.jsonl").probe()
     with pytest.raises(TargetError, match="no such file"):
         requests_in(tmp_path)
     (tmp_path / "run.jsonl").touch()
-    abilities = FileTarget(tmp_path / "run.jsonl").probe()
-    assert (abilities.tells_token_ids, abilities.at_once) == (False, 1)
+    with pytest.raises(TargetError, match=r"run\.jsonl: no answers"):
+        FileTarget(tmp_path / "run.jsonl").probe()
 
 
 def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_path: Path) -> None:
@@ -257,9 +266,9 @@ def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_
 
 def test_a_file_is_read_once_so_that_a_torn_line_warns_once(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_bytes(b"torn")
+    path.write_bytes(line_of(*PAIRS[1]).encode() + b"\ntorn")
     target = FileTarget(path)
     with pytest.warns(UserWarning, match="torn") as warned:
         target.probe()
-        assert target.pairs() == []
+        assert len(target.pairs()) == 1
     assert len(warned) == 1

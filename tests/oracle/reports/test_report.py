@@ -101,7 +101,7 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     text = as_text(report_of(wrong), COMMAND)
     first, total = wrong.total.first_wrong, wrong.total
     assert first is not None and first.error is not None
-    assert f"RMS {total.rms:.3g}, worst {total.worst:.3g}" in text
+    assert f"RMS {total.rms:.3g} times rounding error plus logit step; beyond that step at most " in text
     count, sizes = str(len(wrong.positions)), [f"{total.rms:.3g}", f"{total.worst:.3g}"]
     numbers = [str(len(wrong.pairs)), count, count, *sizes, str(total.flips), str(total.counts["BUG"])]
     assert row_of(text.splitlines(), "short-prompts") == ["short-prompts", *numbers, "BUG"]

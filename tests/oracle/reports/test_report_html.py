@@ -121,7 +121,7 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
     assert "lfm2np check: ✕ BUG" in page.text
     for reason in total.reasons:
         assert reason in page.text
-    assert f"RMS {number(total.rms)}, worst {number(total.worst)}" in page.text
+    assert f"RMS {number(total.rms)} times rounding error plus logit step; beyond" in page.text
     for name in SHOWN:
         for level, group in grouped(wrong.positions, name).items():
             assert [name, level, *numbers(group)] in [row[:-1] for row in page.rows], (name, level)
