@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -37,14 +37,6 @@ class Result:
     size: int | None = None  # of the smallest example that fails
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a run is made on, beside the engine."""
-
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of engines.protocol.TOLD, before the engine's
-    spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
-
-
 def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
     """Hypothesis's settings: `deep` draws new examples, the others always the same."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
@@ -61,10 +53,19 @@ def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
 
 
 def run_property(
-    prop: Property, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
+    prop: Property,
+    factory: Factory,
+    name: str,
+    shrink: bool = True,
+    sizes: Mapping[str, int] | None = None,
+    spent: float = 0.0,
 ) -> Result:
-    """One property under a profile; never raises for what the engine does."""
-    began, terms = time.perf_counter(), terms or Terms()
+    """One property under a profile; never raises for what the engine does.
+
+    sizes  of engines.protocol.TOLD, before the engine's
+    spent  seconds on properties that failed: less is left to shrink the next
+    """
+    began = time.perf_counter()
     try:
         engine = first_engine(factory)
     except Exception as error:
@@ -76,7 +77,7 @@ def run_property(
     tried, first_failure, smallest, failure = 0, None, None, None
 
     @profile(name, prop.weight, shrink)
-    @given(prop.strategy(lengths_of({**told(engine), **terms.sizes}, "sizes of the engine")))
+    @given(prop.strategy(lengths_of({**told(engine), **(sizes or {})}, "sizes of the engine")))
     def test(example: Any) -> None:  # Hypothesis draws by the text of this function: what it draws changes with that
         nonlocal tried, first_failure, smallest
         tried += 1
@@ -88,7 +89,7 @@ def run_property(
             smallest = example
             raise
 
-    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
+    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, spent)) as stopped:
         try:
             test()
         except Exception as error:
