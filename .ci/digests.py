@@ -19,7 +19,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def digest_of(model: Path) -> str:
-    command = [sys.executable, "-m", "lfm2np", "digest", "--model", str(model)]
+    command = [sys.executable, "-m", "lfm2np", "info", "--digest", "--model", str(model)]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 

@@ -50,7 +50,7 @@ class DumpError(Lfm2npError):
 
 
 class TraceError(Lfm2npError):
-    """A trace of traffic is unreadable, in no known format, or holds what no request can be."""
+    """A trace, of traffic or of a run, is unreadable, in no known format, or holds what no request can be."""
 
     exit_code = 3
 

@@ -30,8 +30,11 @@ PACKAGES = [
     "python3-mpmath",
     "python3-pytest",
     "python3-tqdm",
+    "python3-requests",
+    "python3-yaml",
+    "python3-jsonschema",
 ]
-WHEELS = ["safetensors", "tokenizers"]  # of pyproject.toml's dependencies, those that Debian has not or not everywhere
+WHEELS = ["safetensors", "tokenizers", "gguf"]  # of pyproject.toml's, those that Debian has not or not everywhere
 GLIBC = range(5, 42)  # minor versions of the glibc 2 of manylinux wheels, up to trixie's own
 BLAS = {"netlib": "blas", "OpenBLAS": "openblas-pthread"}  # folders of the libraries under usr/lib/TRIPLET
 
@@ -187,7 +190,8 @@ def unpack(packages: Sequence[Path], root: Path) -> None:
 
 def add_wheels(machine: Machine, folder: Path) -> None:
     """Into a folder of their own, in the versions that pip chooses by pyproject.toml."""
-    needs = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    needs = [*project["dependencies"], *project["optional-dependencies"]["gguf"]]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
     pip += ["--disable-pip-version-check", "--implementation", "cp", "--abi", "abi3"]
     pip += ["--python-version", python_of(folder).name.removeprefix("python"), "--target", str(folder / "wheels")]

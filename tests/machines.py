@@ -46,10 +46,10 @@ EIGHT_TYPES = [*PYTEST[:4], "tests/oracle/compare/test_eight_types.py", "-k"]
 # plain float32, in which OpenBLAS's kernel for the Athlon dies under qemu.
 NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
 COMMANDS = {
-    "digest": ["digest"],
-    "mixture": ["digest", "--model", str(TOP / "fixtures" / "moe")],
-    "lfm3": ["digest", "--model", str(TOP / "fixtures" / "lfm3")],
-    "integers": ["digest", "--numerics", "integers"],
+    "digest": ["info", "--digest"],
+    "mixture": ["info", "--digest", "--model", str(TOP / "fixtures" / "moe")],
+    "lfm3": ["info", "--digest", "--model", str(TOP / "fixtures" / "lfm3")],
+    "integers": ["info", "--digest", "--numerics", "integers"],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
     "compare": [*EIGHT_TYPES, "every_machine and all"],
@@ -260,7 +260,7 @@ def main() -> int:
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
-        both = ["digest", "mixture", "lfm3"] if arguments.quick else chosen
+        both = ["info", "--digest", "mixture", "lfm3"] if arguments.quick else chosen
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]
         words = {blas: {name: commands[name] for name in names} for blas, names in chosen_by.items()}

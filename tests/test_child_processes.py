@@ -72,16 +72,16 @@ def test_a_child_ends_and_a_second_call_does_nothing(platform: str, end, request
 
 @only_posix
 def test_engines_and_servers_are_ended_on_windows_too(windows: Path) -> None:
-    lines = LineProcess(shlex.join(SLEEPS), 30.0)
+    lines = LineProcess(shlex.join(SLEEPS))
     assert lines.receive() == b"\n"
     lines.close(grace=0.0)
     server = StartedServer(shlex.join(SLEEPS), lambda: server._process is not None, 30.0)
     server.start()
     process = server._process
     server.close()
-    assert lines._process.returncode is not None and process is not None and process.returncode is not None
+    assert lines.process.returncode is not None and process is not None and process.returncode is not None
     assert windows.read_text(encoding="utf-8").splitlines() == [
-        f"/F /T /PID {number}" for number in (lines._process.pid, process.pid)
+        f"/F /T /PID {number}" for number in (lines.process.pid, process.pid)
     ]
 
 

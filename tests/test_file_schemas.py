@@ -148,7 +148,7 @@ def compare(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert main(["compare", str(moe), str(path), "--requests", str(folder / "r.jsonl"), "--json"]) == 0
     figures = json.loads(said.getvalue())["figures"]
-    assert figures["quantised"][0]["listed_mismatches"]
+    assert figures["quantised"][0]["mismatches"]["count"]
     return [figures]
 
 

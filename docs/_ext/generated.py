@@ -219,6 +219,9 @@ def errors(modules: Mapping[str, Module]) -> str:
             "35 65",
         ),
         heading("Exit codes", "-"),
+        "A command that judges an engine ends with 2 where nothing that it judges was reported: log-probabilities for "
+        "``check``, token ids for ``fuzz`` and ``vectors verify``, which say where only tokens were compared. What "
+        "can't be read or run is 3 there.",
     ]
     for text, programs in exit_codes().items():
         parts += [f"{', '.join(map(code, programs))}:", literal(text.split("\n")[1:])]

@@ -14,9 +14,9 @@ Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def optional_size(key: str, value: object) -> int | None:
 Read = Callable[[str, object], Any]
 NONE = object()  # no such key, or one from which the field follows in another way
 KEYS: dict[str, tuple[str, Read, object, object, object]] = {
-    # key: field of ModelConfig, how it is checked, default of an lfm2, an lfm2_moe, an lfm3
+    # key: field of ModelConfig or MixtureConfig, how it is checked, default of an lfm2, an lfm2_moe, an lfm3
     "vocab_size": ("vocab_size", require_size, 65_536, 65_536, 128_000),
     "hidden_size": ("hidden_size", require_size, 2560, 2048, 2048),
     "num_hidden_layers": ("num_hidden_layers", require_size, 32, 32, 24),
@@ -77,16 +77,15 @@ KEYS: dict[str, tuple[str, Read, object, object, object]] = {
     "use_sandwich_norm": ("use_sandwich_norm", require_bool, NONE, NONE, True),
     "use_attention_gate": ("use_attention_gate", require_bool, NONE, NONE, True),
     "attention_bias": ("attention_bias", require_bool, NONE, NONE, False),
+    "num_experts": ("num_experts", require_size, NONE, 32, NONE),
+    "num_experts_per_tok": ("num_experts_per_tok", require_size, NONE, 4, NONE),
+    "moe_intermediate_size": ("moe_intermediate_size", require_size, NONE, 1792, NONE),
+    "num_dense_layers": ("num_dense_layers", require_size, NONE, 2, NONE),
+    "use_expert_bias": ("use_expert_bias", require_bool, NONE, True, NONE),
+    "norm_topk_prob": ("norm_topk_prob", require_bool, NONE, True, NONE),
+    "routed_scaling_factor": ("routed_scaling_factor", require_real, NONE, 1.0, NONE),
 }
-MIXTURE_KEYS: dict[str, tuple[Read, object]] = {  # of an lfm2_moe: how each is checked, and the default
-    "num_experts": (require_size, 32),
-    "num_experts_per_tok": (require_size, 4),
-    "moe_intermediate_size": (require_size, 1792),
-    "num_dense_layers": (require_size, 2),
-    "use_expert_bias": (require_bool, True),
-    "norm_topk_prob": (require_bool, True),
-    "routed_scaling_factor": (require_real, 1.0),
-}
+OF_MIXTURES = tuple(field.name for field in dataclasses.fields(MixtureConfig))
 REPLACED = {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"}  # the second counts
 ECHOES = {  # old, redundant keys that transformers ignores: they must repeat the field that counts
     "block_dim": "hidden_size",
@@ -149,7 +148,7 @@ DEFAULT_ROPES: dict[str, dict[str, object]] = {  # of an lfm3
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
 }
 READ = {  # all keys that count
-    *(*KEYS, *MIXTURE_KEYS, *REPLACED.values(), *ECHOES, *ONLY, "model_type", "architectures", "auto_map"),
+    *(*KEYS, *REPLACED.values(), *ECHOES, *ONLY, "model_type", "architectures", "auto_map"),
     *("dtype", "torch_dtype", "layer_types", "rope_theta", "rope_parameters", "rope_scaling"),
 }
 IGNORED: dict[str, tuple[str, ...]] = {  # that say nothing of the network, by the reason
@@ -202,7 +201,7 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
         return config
     with naming(generation):
         more = token_ids("eos_token_id", read_object(generation, ConfigError).get("eos_token_id"))
-        return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+        return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
 
 
 def language_config_of(path: Path) -> _Raw:
@@ -296,7 +295,7 @@ def _fields(raw: _Raw, rope: str) -> dict[str, Any]:
     fields["rope_theta"] = _rope_theta(raw)
     fields["head_dim"] = _head_dim(raw, fields["hidden_size"], fields["num_attention_heads"])
     if model_type == "lfm2_moe":
-        return fields | {"mixture": _mixture(raw)}
+        return fields | {"mixture": _mixture(raw, {name: fields.pop(name) for name in OF_MIXTURES})}
     return fields | {"feed_forward_size": effective_width(raw)}
 
 
@@ -317,12 +316,11 @@ def effective_width(raw: _Raw) -> int:
     return width
 
 
-def _mixture(raw: _Raw) -> MixtureConfig:
+def _mixture(raw: _Raw, fields: dict[str, Any]) -> MixtureConfig:
     for key in raw:
-        if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
-            known = f"expected one of {list(MIXTURE_KEYS)}"
+        if key not in (*OF_MIXTURES, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
+            known = f"expected one of {list(OF_MIXTURES)}"
             raise ConfigError(f"{show_json(key)}: {show_json(raw[key])}: not a key of LFM2's router, {known}")
-    fields: dict[str, Any] = {key: read(key, raw.get(key, default)) for key, (read, default) in MIXTURE_KEYS.items()}
     mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
     is_right = local is None or same(local, mixture.num_experts)
     require(is_right, "num_local_experts", local, f"num_experts={mixture.num_experts}")

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +25,6 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
-from lfm2np.checkpoint.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights
@@ -52,7 +51,6 @@ class LoadedModel:
     weights: ModelWeights
     where_weights: str = "resident"  # or "streamed": see read_model
     tokenizer_directory: Path | None = None  # whose tokenizer.json is taken, if it is not the checkpoint's own
-    prepared_directory: Path | None = None  # where prepared matrices are kept in a file, if they are
     rope: str = "trained"  # see read_model
 
     def __repr__(self) -> str:
@@ -96,7 +94,7 @@ class LoadedModel:
     def _in_integers(self) -> Self:
         arithmetic = numerics_named(TRUTH)
         weights = prepare_weights(read_tensors(self.path, self.config), self.config, arithmetic)
-        return replace(self, numerics=arithmetic, weights=weights, where_weights="resident", prepared_directory=None)
+        return replace(self, numerics=arithmetic, weights=weights, where_weights="resident")
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -175,7 +173,6 @@ def read_model(
     progress: Progress | None = None,
     weights: str = "resident",
     tokenizer: str | Path | None = None,
-    prepared: str | Path | None = None,
     rope: str = "trained",
 ) -> LoadedModel:
     """What lfm2np.load says, without the conveniences of lfm2np.Model."""
@@ -184,19 +181,12 @@ def read_model(
         raise RequestError(f"rope {rope!r}: expected one of {', '.join(READINGS)}")
     if weights not in WEIGHTS:
         raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
-    kept_in = None if prepared is None else Path(prepared)
-    if kept_in is not None and weights == "streamed":
-        raise RequestError(f"prepared {str(kept_in)!r}: expected weights 'resident', streamed ones are not kept")
-    if arithmetic.name == TRUTH and (weights == "streamed" or kept_in is not None):
-        what = "weights 'streamed'" if weights == "streamed" else f"prepared {str(kept_in)!r}"
-        raise RequestError(f"{what}: expected resident weights, prepared anew, for numerics {TRUTH!r}")
+    if arithmetic.name == TRUTH and weights == "streamed":
+        raise RequestError(f"weights 'streamed': expected resident weights for numerics {TRUTH!r}")
     require_ieee()
     if arithmetic.name == "exact":
         require_exact_products()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
-    origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)  # before weights are read
     config = read_config(place, rope)
-    tensors = read_tensors(place, config)
-    keep = partial(kept_matrices, kept_in, origin, partial(checkpoint_sha256, place)) if kept_in and origin else None
-    prepared_weights = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
-    return LoadedModel(place, config, arithmetic, prepared_weights, weights, directory, kept_in, rope)
+    prepared = prepare_weights(read_tensors(place, config), config, arithmetic, progress, weights == "streamed")
+    return LoadedModel(place, config, arithmetic, prepared, weights, directory, rope)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from lfm2np.checkpoint.config_json import is_vision_language
 from lfm2np.checkpoint.layout import facts_of, require_names, require_shape, taken_apart
 from lfm2np.checkpoint.names import in_file, language_tensors, lfm3_tensors
-from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
+from lfm2np.checkpoint.stored import CHUNK, DTYPES, Array, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
@@ -37,16 +36,6 @@ MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 
 Dtypes = Mapping[str, np.dtype[Any]]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One tensor of one file's header: where its bytes stand in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def under_our_names(
@@ -148,19 +137,17 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _map_file(path: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
-    """Every tensor of one file as a view of one memory map; each entry's range was checked by `_read_header`."""
-    entries = _read_header(path, dtypes)
-    buffer = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    return {
-        name: StoredTensor(
-            name, entry.dtype, buffer[entry.begin : entry.end].view(dtypes[entry.dtype]).reshape(entry.shape), str(path)
-        )
-        for name, entry in entries.items()
-    }
+    """Every tensor of one file as a view of one memory map."""
+    header, origin = _read_header(path)
+    data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)[origin:]
+    return {name: _tensor(path, name, fields, data, dtypes) for name, fields in header.items()}
 
 
-def _read_header(path: Path, dtypes: Dtypes) -> dict[str, _Entry]:
-    """The header, validated by the library (overlaps, gaps, overflow) and by us (length, dtypes, duplicates)."""
+def _read_header(path: Path) -> tuple[dict[str, object], int]:
+    """What it says of each tensor, validated by the library (overlaps, gaps, overflow) and by us (length, duplicates).
+
+    And where the data begin.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path}: not a regular file")
     size = path.stat().st_size
@@ -183,11 +170,11 @@ def _read_header(path: Path, dtypes: Dtypes) -> dict[str, _Entry]:
     header.pop("__metadata__", None)
     if names != header.keys():
         raise CheckpointError(f"{path}: header changed while it was read")
-    return {name: _entry(path, name, fields, 8 + length, size, dtypes) for name, fields in header.items()}
+    return header, 8 + length
 
 
-def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes: Dtypes) -> _Entry:
-    """One header entry; its range is checked again although the library has, being what we index with."""
+def _tensor(path: Path, name: str, fields: object, data: Array, dtypes: Dtypes) -> StoredTensor:
+    """Of one header entry; its range is checked again although the library has, being what we index with."""
     if not isinstance(fields, dict):  # the library would also take ["F32", [2], [0, 8]]
         raise CheckpointError(f"{path}: {plain(name)}: {show(fields)}, expected dtype, shape and data_offsets")
     dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
@@ -195,7 +182,6 @@ def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes
         raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     if dtype not in dtypes:
         raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(dtypes)}")
-    itemsize: int = dtypes[dtype].itemsize
-    if end - begin != math.prod(shape) * itemsize or not 0 <= begin <= end <= size - origin:
+    if end - begin != math.prod(shape) * dtypes[dtype].itemsize or not 0 <= begin <= end <= len(data):
         raise CheckpointError(f"{path}: {plain(name)}: bytes {begin} to {end} do not hold {dtype} of shape {shape}")
-    return _Entry(dtype, shape, origin + begin, origin + end)
+    return StoredTensor(name, dtype, data[begin:end].view(dtypes[dtype]).reshape(shape), str(path))

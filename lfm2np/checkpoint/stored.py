@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from lfm2np.errors import CheckpointError
 from lfm2np.values import show
 
 if TYPE_CHECKING:
+    from lfm2np.checkpoint.quantised_rows import QuantisedRows
     from lfm2np.truth.integers import Weights
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -21,32 +22,6 @@ CHUNK = 2**20  # elements looked at together: keeps temporaries small
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 
 Array = npt.NDArray[np.generic]
-
-
-class QuantisedRows(Protocol):
-    """Rows of a quantised matrix, indexed as an array is: PackedRows of safetensors, BlockRows of GGUF."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        """What the bytes of `arrays` alone do not tell: two of one form are equal if these are."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any) -> Self: ...
-
-    def arrays(self) -> Iterator[Array]: ...
-
-    def widened(self) -> npt.NDArray[np.float64]:
-        """[..., columns], exactly the stored values."""
-
-    def problem(self) -> str | None:
-        """In words, the first number that is not finite, or that no float32 holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +47,7 @@ class StoredTensor:
 
     @property
     def arrays(self) -> Iterator[Array]:
-        return iter([self.values]) if isinstance(self.values, np.ndarray) else self.values.arrays()
+        return iter([self.values] if isinstance(self.values, np.ndarray) else self.values.by_field.values())
 
     @property
     def is_quantised(self) -> bool:

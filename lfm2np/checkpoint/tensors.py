@@ -10,11 +10,9 @@ from pathlib import Path
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
 from lfm2np.checkpoint.names import PREFIXES
 from lfm2np.checkpoint.packed import auto, compressed, mlx
-from lfm2np.checkpoint.packed.auto import AutoSettings
-from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import with_matrices
-from lfm2np.checkpoint.packed.quantization_config import MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
+from lfm2np.checkpoint.packed.settings import AutoSettings, CompressedSettings, MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.plain import selected, under_our_names
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present

@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this fil
 
 Float32 = NDArray[np.float32]
 ROWS = 256  # widened together
-Matrices = Mapping[str, "Matrix"]  # by the name of the first tensor in each
 Prepare = Callable[[tuple[str, ...]], "Matrix"]
 
 
@@ -96,32 +95,24 @@ def prepare_weights(
     numerics: Numerics,
     progress: Progress | None = None,
     streamed: bool = False,
-    keep: Callable[[Callable[[], Matrices]], Matrices] | None = None,
 ) -> ModelWeights:
     """Widens, checks and prepares all tensors; an expert is checked now, and prepared when it is first chosen.
 
-    `progress(done, total)` counts matrices. `streamed` leaves them stored. `keep` gets what prepares the matrices
-    (those of experts are none), and gives them, prepared now or before.
+    `progress(done, total)` counts matrices. `streamed` leaves them stored.
     Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
     """
     prepare = partial(prepared, tensors, numerics, streamed)
     parts = list(matrix_parts(config, experts=False))
-
-    def make() -> Matrices:
-        by_name: dict[str, Matrix] = {}
-        for names in parts:
-            by_name[names[0]] = prepare(names)
-            if progress:
-                progress(len(by_name), len(parts))
-        return by_name
-
-    matrices = keep(make) if keep else make()
+    values: dict[str, Any] = {}
+    for names in parts:
+        values[names[0]] = prepare(names)
+        if progress:
+            progress(len(values), len(parts))
     for name in tensors:
         if ".experts." in name:
             require_finite(tensors[name])
     # Norms, biases and taps: whatever is no matrix.
-    vectors = {name: vector(tensors, name) for name in tensors if len(tensors[name].shape) != 2}
-    values: dict[str, Any] = {**matrices, **vectors}
+    values |= {name: vector(tensors, name) for name in tensors if len(tensors[name].shape) != 2}
     layers = tuple(layer_weights(index, config, tensors, values, prepare) for index in range(config.num_hidden_layers))
     require_finite(tensors[EMBEDDING])
     return ModelWeights(tensors[EMBEDDING], layers, values[FINAL_NORM], values[parts[-1][0]])

@@ -74,7 +74,6 @@ def load(
     progress: Progress | None = None,
     weights: str = "resident",
     tokenizer: str | Path | None = None,
-    prepared: str | Path | None = None,
     rope: str = "trained",
 ) -> Model:
     """The model in a checkpoint directory or GGUF file (without a path: the trained fixture) under one arithmetic.
@@ -84,13 +83,10 @@ def load(
     weights   "resident" in memory (8 bytes each in exact), or "streamed": kept as stored and widened for each product,
               piece by piece, which is slower and takes little memory
     tokenizer a directory whose tokenizer.json (and chat template) is taken, not the checkpoint's own
-    prepared  a directory where resident matrices are kept in a file, made at the first time and then mapped: processes
-              share its memory. What the checkpoint's SHA-256, arithmetic and version do not fit is made anew, and each
-              byte is checked
     rope      how a partial rotation is read that an LFM3's config.json labels "default": as it was "trained", or as
               "transformers" computes it, which rotates the whole head
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
-    loaded = read_model(path, numerics, progress, weights, tokenizer, prepared, rope)
+    loaded = read_model(path, numerics, progress, weights, tokenizer, rope)
     return Model(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})

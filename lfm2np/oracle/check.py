@@ -53,6 +53,7 @@ class Cause:
     beside: bool  # whether it has to run beside the others to be wrong
     finding: Mapping[str, Any] | None  # the first wrong tensor: the fields of locate.Finding; None: nothing was wrong
     lines: tuple[str, ...]  # in words
+    before: tuple[tuple[int, ...], ...] = ()  # prompts that ran before it, one after the other: alone it is right
 
     @property
     def reason(self) -> str | None:

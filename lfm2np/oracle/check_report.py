@@ -12,23 +12,17 @@ from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
-from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.records import Answer, Request, shown_ids
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.report import report as reports
-from lfm2np.oracle.report.charts import Axis, Series, chart, svg
-from lfm2np.oracle.report.report import Case, Code, Figure, Finding, Report, Section, Table, number, plural
+from lfm2np.oracle.report.report import Case, Code, Finding, Report, Section, Table, number, plural
 from lfm2np.oracle.workloads import CASES
 
-LOOKS = {  # of the marks in the figure; the least severe first
-    Verdict.EXACT: 0,
-    Verdict.ROUTE: 6,
-    Verdict.TIE: 2,
-    Verdict.INCONCLUSIVE: 3,
-    Verdict.DRIFT: 5,
-    Verdict.BUG: 1,
-}
-SEVERITY = tuple(LOOKS)
+SEVERITY = (  # the least severe first
+    *(Verdict.EXACT, Verdict.ROUTE, Verdict.TIE),
+    *(Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG),
+)
 MEANS = {
     Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
     Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell the scores apart.",
@@ -43,7 +37,6 @@ ERRORS = (
     f"beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole errors, "
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
-SMALLEST, LARGEST = 0.01, 1e15  # errors as they are drawn; what is beyond is drawn there
 NO_FIELDS = ("request", "scale", "route_chance", "flip_chance")  # of a position
 TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chance")
 SIZES = ("positions", "reported", "RMS", "worst", "flips", "bugs")  # of a group
@@ -80,10 +73,9 @@ def report_of(checked: Checked) -> Report:
 def facts_of(checked: Checked) -> dict[str, str]:
     """Empty where there is nothing to say."""
     total, early = checked.total, early_ends(checked.pairs)
-    is_reported = any(position.error_ratio is not None for position in checked.positions)
+    beyond = [abs(position.error_ratio) for position in checked.positions if position.error_ratio is not None]
     short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
     short = f"{short}: {early.tokens - early.lost} of them came in follow-up requests" if early.answers else ""
-    explained = f"(1 is the rounding error of the format, {LIMIT:g} the most that it explains)"
     chance = f"a right engine has so many or more with probability {probability_words(total.flip_chance)}"
     rerouted = f"{total.rerouted} tokens went to other experts; so many or more with probability"
     constants = None if total.verdict in WRONG else total.constants
@@ -92,8 +84,9 @@ def facts_of(checked: Checked) -> dict[str, str]:
         "format": f"{checked.format} ({checked.why_format})" if checked.why_format else checked.format,
         "positions": f"{len(checked.positions)}: {counts_in_words(checked)}",
         "early ends": short,
-        "errors": f"RMS {number(total.rms)}, worst {number(total.worst)} {explained}"
-        if is_reported
+        "errors": f"RMS {number(total.rms)} times rounding error plus logit step; beyond that step at most "
+        f"{number(max(beyond))} times the rounding error ({LIMIT:g} are explained)"
+        if beyond
         else "none reported",
         "flips": f"{total.flips}; {chance}" if total.flips else "0",
         "prefix cache": prefix_hits(checked.pairs).words(wrong_requests(checked.pairs, checked.positions)),
@@ -135,7 +128,6 @@ def sections_of(checked: Checked) -> list[Section]:
         Section("Where it goes wrong", [Code(["where it goes wrong", *checked.cause.lines])] if checked.cause else []),
         Section("Wrong positions and flips", [Table("", ODD, list(map(cells, odd)), (0, 3, 11), 10)] if odd else []),
         Section("No usable answer", [Table(title, ("requests", "why"), counted, (1,), 10)] if counted else []),
-        Section("Errors by position", error_figure(checked), is_long=True),
         Section("What the errors depend on", [about, ERRORS], is_long=True),
     ]
 
@@ -202,7 +194,7 @@ def words_of(position: Position) -> list[str]:
         f"the oracle's is {position.best}, the engine's is behind it by {gap} nats, {ratio} times the rounding error"
     )
     behind = "the oracle's too" if position.token_id == position.best else behind
-    prompt = f"prompt of {plural(len(ids), 'token')}: {','.join(map(str, ids[:32]))}{',...' * (len(ids) > 32)}"
+    prompt = f"prompt of {plural(len(ids), 'token')}: {shown_ids(ids)}"
     largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
     return [
         f"request    {request.request_id} of {request.case}, {prompt}",
@@ -214,31 +206,6 @@ def words_of(position: Position) -> list[str]:
 
 def phase(position: Position) -> str:
     return "generated" if position.is_new else "prompt"
-
-
-# --- the figure
-
-
-def error_figure(checked: Checked) -> list[Figure]:
-    """A mark a judged log-probability, what is wrong on top."""
-    points: dict[Verdict, list[tuple[float, float]]] = {verdict: [] for verdict in reversed(SEVERITY)}
-    for position in checked.positions:
-        if position.error_ratio is not None:
-            y = max(SMALLEST, min(LARGEST, abs(position.error_ratio)))
-            points[position.verdict].append((position.row + 1.0, y))
-    count = sum(map(len, points.values()))
-    if not count:
-        return []
-    series = [Series(str(verdict), some, LOOKS[verdict]) for verdict, some in points.items() if some]
-    title = "Error of log-probabilities by position, in units of the format's rounding error"
-    about = f"{plural(count, 'position')}: {counts_in_words(checked)}. The numbers stand below."
-    levels = [(1.0, "1: rounding"), (LIMIT, f"{LIMIT:g}: the limit")]
-    axes = Axis("position in the sequence, from 1", is_log=True), Axis("error", is_log=True)
-    drawing = chart("errors", title, about, series, *axes, levels)
-    caption = f"{title}. Those of one verdict at one spot share a mark; below {SMALLEST} they are drawn at the bottom."
-    rows = [[level, *sizes(group), state(group)] for level, group in grouped(checked.positions, "row").items()]
-    numbers = Table("Errors by row, in units of the rounding error", ("row", *SIZES, "state"), rows)
-    return [Figure(svg(drawing), caption, [numbers])]
 
 
 # --- for programs

@@ -3,6 +3,7 @@
 A prompt that was asked before is no proof: engines that never hit, for want of a setting or because blocks are longer
 than prompts, answer it as they did the first time. So requests that repeat a prefix are counted, which of them hit, and
 which hits are wrong. Some servers leave the counter out where it is 0: it counts as reported if any answer has it.
+Counts that cannot be are named, and then no count is believed.
 
 Where no answer has it, a server's own counter may show that there were hits in a round of requests
 (Answer.round_cached_tokens), not whose.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lfm2np.engine.ragged import common_prefix
 from lfm2np.oracle.causes.findings import (
     ALONE_CHANCE,
     CERTAIN,
@@ -27,6 +29,7 @@ from lfm2np.oracle.causes.findings import (
 from lfm2np.oracle.causes.split import so_unlike
 from lfm2np.oracle.engines.records import Pair, Request
 from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.report.report import plural
 
 LEAST = 16  # tokens of a repeated prefix: vLLM's block
 SUSPECT = "hits without the state that belongs to them, or on blocks that changed"
@@ -41,6 +44,7 @@ class PrefixHits:
     hits, misses  ids of all requests that say so, whether they repeat a prefix or not
     repeating  ids of those that repeat a prefix
     server     prompt tokens from the cache by the server's own counter, of all rounds; None: it has none
+    impossible what of the counts cannot be, in words; "": nothing
     """
 
     repeated: int
@@ -51,14 +55,17 @@ class PrefixHits:
     misses: frozenset[str]
     repeating: frozenset[str]
     server: int | None
+    impossible: str
 
     @property
     def is_hit(self) -> bool:
         """Whether the cache was used at all, by an answer's count or the server's."""
-        return bool(self.hit if self.reported else self.server)
+        return not self.impossible and bool(self.hit if self.reported else self.server)
 
     def words(self, wrong: frozenset[str] = frozenset()) -> str:
         """For the report; `wrong` are ids of wrong requests. Empty if no request repeats a prefix."""
+        if self.impossible:
+            return self.impossible
         if not self.repeated:
             return ""
         if not self.reported and self.server is None:
@@ -76,7 +83,9 @@ class PrefixHits:
 
     def figures(self, wrong: frozenset[str]) -> dict[str, Any]:
         hits = {"hits": sorted(self.hits), "wrong": sorted(self.hits & wrong)}
-        return {name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported", "server")} | hits
+        return {
+            name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported", "server", "impossible")
+        } | hits
 
 
 def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
@@ -98,7 +107,38 @@ def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
         misses=misses,
         repeating=frozenset(repeats),
         server=sum(rounds) if rounds else None,
+        impossible=impossible_counts([pair for pair in pairs if pair[0].params.n == 1]),  # a count may be of n together
     )
+
+
+def impossible_counts(pairs: Sequence[Pair]) -> str:
+    """Counts above a prompt's length; else hits of LEAST tokens or more that no request of the check can have left.
+
+    Requests that were in flight together may take tokens of each other, in any order.
+    """
+    counts = [(request, answer.cached_tokens or 0) for request, answer in pairs if answer.error is None]
+    if above := [pair for pair in counts if pair[1] > len(pair[0].prompt_token_ids)]:
+        request, count = above[0]
+        first = f"first {request.request_id}: {count} of {len(request.prompt_token_ids)}"
+        where = f"in {plural(len(above), 'request')}, {first}"
+        return f"not believed: the engine reports more cached tokens than the prompt has {where}"
+    hits = [(request, count) for request, count in counts if count >= LEAST and "order" in request.tags]
+    if unshared := [request.request_id for request, count in hits if count > shared(request, pairs)]:
+        where = f"{len(unshared)} of {len(hits)} hits are longer than what any request shares, first {unshared[0]}"
+        return f"not believed: {where}; a wrong count, or left by an earlier check (start the engine anew)"
+    return ""
+
+
+def shared(request: Request, pairs: Sequence[Pair]) -> int:
+    """The longest prefix that an earlier request has, or one of its round."""
+    company = [other for other, _ in pairs if round_of(other) == round_of(request) and other is not request]
+    prefixes = (common_prefix(request.prompt_token_ids, other.prompt_token_ids) for other in company)
+    return max(int(request.tags.get("seen", 0)), *prefixes, 0)
+
+
+def round_of(request: Request) -> int:
+    """The order of the first request of its round: see workloads.noted."""
+    return int(request.tags.get("order", 0)) - int(request.tags.get("place", 0))
 
 
 def seen_of(request: Request) -> int:

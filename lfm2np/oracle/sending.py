@@ -17,6 +17,7 @@ from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import DEAD, Pair, Request, Trace, changed, greedy, samples_of
 from lfm2np.oracle.engines.target import Abilities, Answers, Target, TargetError, in_flight
+from lfm2np.oracle.report.report import plural
 from lfm2np.oracle.workloads import SAMPLES, Writer, noted, noted_behind, rounds
 from lfm2np.values import ProgressOf
 
@@ -59,7 +60,7 @@ def send_all(
     at_once     most requests in flight together; None: as many as the engine has slots
     transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
     max_model_len  of long requests: see workloads.Writer
-    errors      TargetError if the engine can't be run
+    errors      TargetError if the engine can't be run, or is gone; with what was received before
     """
     abilities = target.probe()
     together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
@@ -69,19 +70,31 @@ def send_all(
     plan = noted(possible for possible, _ in split if possible is not None)
     orders = itertools.count(sum(len(trace.requests) for trace in plan))  # of requests that answers lead to
     pairs: list[Pair] = []
-    for done, trace in enumerate(plan):
-        progress("asking", done, len(plan))
-        pairs += whole_answers(model, target, trace, abilities, transcript, orders)
-        if not on(pairs):
-            break
-    else:
-        for trace in chain(stop_rounds(model, pairs, abilities, orders), past_ends(model, pairs, abilities, orders)):
-            pairs += answered(target, trace, transcript)
+    try:
+        for done, trace in enumerate(plan):
+            progress("asking", done, len(plan))
+            pairs += whole_answers(model, target, trace, abilities, transcript, orders)
+            if not on(pairs):
+                break
+        else:
+            behind = stop_rounds(model, pairs, abilities, orders), past_ends(model, pairs, abilities, orders)
+            for trace in chain(*behind):
+                pairs += answered(target, trace, transcript)
+    except TargetError as problem:
+        raise TargetError(f"{problem}; {received(len(pairs), transcript)}") from None
     progress("asking", len(plan), len(plan))
     if transcript:
         transcript.end()
     every = {sample.request_id for trace in plan for request in stayed(trace) for sample in samples_of(request)}
     return Collected(abilities, tuple(pairs), tuple(not_put), len(every - {request.request_id for request, _ in pairs}))
+
+
+def received(count: int, transcript: Transcript | None) -> str:
+    """What is left of a check whose engine is gone."""
+    if transcript is None:
+        return f"{plural(count, 'answer')} received before are lost: --save FILE keeps them, and goes on from there"
+    kept = plural(sum(answer.error is None or answer.is_refuted for _, answer in transcript.pairs()), "answer")
+    return f"{kept} received so far are in {transcript.path}: the same command goes on from there"
 
 
 def stayed(trace: Trace) -> list[Request]:

@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
+TOKENS_ONLY = "tokens only: no log-probabilities were reported, and errors that change no token can't be seen"
 FORMAT_VERSION = 3
 FIELDS = {  # of an answer: types of its items if it is a list, and what is expected
     "id": (None, "text"),
@@ -172,13 +173,15 @@ def summary(judged: list[Judged], answers: list[dict[str, Any]]) -> str:
     verdicts = [position.verdict for position in judged]
     counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in (EXACT, TIE, DRIFT, BUG) if verdict in verdicts]
     counts += [f"{verdicts.count(INCONCLUSIVE)} not judged"] * (INCONCLUSIVE in verdicts)
-    return f"{len(answers)} answers: {', '.join(counts) or 'nothing judged'}"
+    vectors = len(set(map(name_of, answers)))
+    several = "" if vectors == len(answers) else f" to {vectors} vectors"  # run in several ways, or repeated
+    return f"{len(answers)} answers{several}: {', '.join(counts) or 'nothing judged'}"
 
 
 def not_tested(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[str]:
     lines = []
     if not any(answer.get("logprobs") for answer in answers):
-        lines.append("tokens only: no log-probabilities were reported, and errors that change no token can't be seen")
+        lines.append(TOKENS_ONLY)
     if scripts := not_run(document, answers):
         lines.append(f"scripts not run: {', '.join(scripts)}")
     return lines
@@ -206,7 +209,10 @@ def read_document(path: str) -> dict[str, Any]:
 def read_answers(path: str) -> list[dict[str, Any]]:
     """PlainError that names the line and the field."""
     lines = {f"{path} line {number}": line for number, line in enumerate(read_text(path).split("\n"), 1)}
-    return [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
+    answers = [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
+    if not answers:
+        raise PlainError(f"{path}: no answers, expected one on each line")
+    return answers
 
 
 def require_answer(answer: Any, where: str) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def add_options(parser: pytest.Parser) -> None:
             "const": "yes",
             "help": "with --scheduler: also put bugs of real engines into it; each has to be caught",
         },
+        "--properties": {
+            "action": "store_const",
+            "const": "yes",
+            "help": "print what is tested and run nothing: the properties, with --scheduler the demands",
+        },
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
@@ -84,6 +89,30 @@ def chosen_profile(config: pytest.Config) -> str:
     if name not in PROFILES:
         raise pytest.UsageError(f"profile {name!r}: expected one of {', '.join(PROFILES)}")
     return name
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """--properties: the catalogue in place of the tests."""
+    if option(config, "properties") is None:
+        return None
+    print("\n".join(f"{name}\n     {text}" for name, text in catalogue(option(config, "scheduler") is not None)))
+    return 0
+
+
+def catalogue(of_schedulers: bool) -> Iterable[tuple[str, str]]:
+    """What is tested: names, each with its sentence. Of schedulers what each must do, then what one may promise."""
+    if of_schedulers:
+        from lfm2np.suite.schedulers.demands import DEMANDS
+        from scheduler.protocol import POLICIES
+
+        return [*DEMANDS.items(), *((f"{name} (promised)", text) for name, text in POLICIES.items())]
+    from lfm2np.suite.catalogue import ALL
+
+    entries = []
+    for prop in ALL:
+        bugs = f"\n     would have caught {', '.join(prop.bugs)}" if prop.bugs else ""
+        entries.append((f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})", prop.sentence + bugs))
+    return entries
 
 
 FILES = {  # by option

@@ -216,9 +216,8 @@ NATIVE = {  # why that is right
         "np.frombuffer(answer.logits[position], row.dtype)",
     },
     "the order of a table of dtypes, or of the array itself": {
-        "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
-        "content.view(DTYPES[entry.dtype])",
-        "stored.view(dtype)",  # of a file whose name holds the machine's order
+        "data[begin:end].view(dtypes[dtype])",
+        "header.content[begin:begin + size].view(numbers)",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, known[dtype])",
         "np.frombuffer(content, STORED[kind])",
@@ -241,13 +240,8 @@ NATIVE = {  # why that is right
         "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
         "flat[start:start + CHUNK].view(np.uint8)",
         "np.ascontiguousarray(words).view(np.uint8)",
-        "blocks[:, 2:].view(np.int8)",
-        "blocks[:, 192:208].view(np.int8)",
         "codes.view(np.uint8)",
         "np.memmap(path, np.uint8, 'r+')",
-        "np.memmap(file, np.uint8, 'r', first)",
-        "np.memmap(file, np.uint8, 'r', first).view(np.ndarray)",
-        "array.reshape(-1).view(np.uint8)",
         "np.frombuffer(part, np.uint8)",
     },
 }

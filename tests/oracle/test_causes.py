@@ -14,7 +14,7 @@ from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.split import described
-from lfm2np.oracle.causes.tags import phase_of, place_of
+from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
 from lfm2np.oracle.engines.target import Abilities
@@ -55,6 +55,7 @@ def plan() -> list[Trace]:
 
 
 PLAN = plan()
+PLAN_IDS = {request.request_id for round_ in PLAN for request in round_.requests if request.abort_after is None}
 
 
 def positions(is_wrong: Callable[[Position], bool], of: Sequence[Trace] = tuple(PLAN)) -> list[Position]:
@@ -215,13 +216,28 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     names = [request.request_id for round_ in PLAN for request in round_.requests if request.abort_after is None]
     right = names[5]
     (sentence,) = lines(positions(lambda position: position.request.request_id != right))
-    apart = "which nothing in the requests sets apart"
+    apart = "which nothing in the requests clearly sets apart"
     assert sentence == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
     few = names[3:43:8]
     sentence = lines(positions(lambda position: position.request.request_id in few))[0]
     assert (
         sentence == f"a guess: wrong in {len(few)} of {len(names)} requests, {apart}; wrong: {', '.join(few[:3])}, ..."
     )
+
+
+@pytest.mark.parametrize(("share", "alone"), [(0.2, 0.0), (0.3, 0.05)])
+def test_what_is_only_more_often_wrong_is_said_with_its_counts(share: float, alone: float) -> None:
+    """Most right positions are beside others, so no split has them; `nothing sets them apart` would be untrue."""
+    random = np.random.Generator(np.random.Philox(key=[3, 0]))
+    luck = {request.request_id: random.random() for round_ in PLAN for request in round_.requests}
+    judged = positions(lambda at: luck[at.request.request_id] < (alone if place_of(at) == "alone" else share))
+    (first,) = findings(judged)
+    assert described(judged) is None and first.sure == "a guess" and first.suspect == LEAK and first.chance is not None
+    of = {name: {at.request.request_id for at in judged if (place_of(at) == "alone") == name} for name in (True, False)}
+    wrong = {at.request.request_id for at in judged if at.is_wrong}
+    here, there = (f"{len(some & wrong)} of {len(some)}" for some in (of[False], of[True]))
+    counts = f", more often beside other requests: {here} against {there} alone (by accident: 0.00"
+    assert first.where.startswith(f"wrong in {len(wrong)} of {len(PLAN_IDS)} requests{counts}")
 
 
 def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> None:

@@ -22,9 +22,9 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
+from lfm2np.oracle.engines.records import DEAD, Answer, Request, Trace, changed, failed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
-from lfm2np.oracle.engines.target import Abilities
+from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise, allowed_by
@@ -366,6 +366,28 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
         assert {request.case for request in requests} == set(DEFAULT_CASES) - left_out - (
             {"stops"} if tokenizer is None else set()
         )
+
+
+class Ending(PythonTarget):
+    """Gone after three traces, as a server that died."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__("engines:float32", model.path)
+        self.played = 0
+
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        self.played += 1
+        dead = tuple((failed("nobody answers", DEAD),) for _ in trace.requests)
+        return Played(dead) if self.played > 3 else super().play(trace, arrived)
+
+
+def test_an_engine_that_dies_leaves_word_of_what_was_received(model: Model, tmp_path: Path) -> None:
+    """Pinned: as if there had never been a server."""
+    path = tmp_path / "answers.jsonl"
+    with pytest.raises(TargetError, match=r"nobody answers; 3 answers received before are lost: --save FILE"):
+        check(model, Ending(model), "float32", cases=["short-prompts"])
+    with pytest.raises(TargetError, match=f"3 answers received so far are in {path}: the same command goes on"):
+        check(model, Ending(model), "float32", cases=["short-prompts"], transcript=Transcript(path))
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import Answer, Trace, greedy
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
 from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.workloads import noted
 
 pytestmark = pytest.mark.rounding
 
@@ -86,6 +87,25 @@ def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | N
     assert seen.misses & unknown == (set() if 0 in counts else unknown)
     assert seen.reported == any(count is not None for count in counts)
     assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)
+
+
+def test_counts_that_cannot_be_are_named_and_not_believed() -> None:
+    """Prompts of 4, 40 and 40 tokens: the third repeats the second's first 32; the fourth runs beside one like it."""
+    prompts = [(1, 2, 3, 4), (5,) * 40, (5,) * 32 + (6,) * 8, (7,) * 40, (7,) * 40]
+    alone, together = ([greedy(f"r{at}", prompts[at], 1) for at in some] for some in ((0, 1, 2), (3, 4)))
+    plan = noted([*(Trace((request,)) for request in alone), Trace(tuple(together))])
+    requests = [request for trace in plan for request in trace.requests]
+
+    def words(*counts: int) -> str:
+        answers = [Answer((1,), cached_tokens=count) for count in counts]
+        seen = prefix_hits(list(zip(requests, answers, strict=True)))
+        assert not (seen.impossible and seen.is_hit)
+        return seen.impossible
+
+    assert words(0, 0, 32, 32, 0) == words(0, 3, 16, 0, 0) == ""
+    assert "reports more cached tokens than the prompt has in 1 request, first r0: 16 of 4" in words(16, 16, 16, 16, 0)
+    assert "1 of 4 hits are longer than what any request shares, first r1" in words(0, 16, 16, 16, 16)
+    assert "first r2" in words(0, 0, 33, 0, 0)
 
 
 def test_recorded_answers_say_the_same(model: Model, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
     assert code == 0 and lines[0] < len(SEQUENCES)
     assert printed == score(capsys, *options)[1]
     assert killed[0] not in workers(mortal)
-    merge = ["merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
+    merge = ["score", "--merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
     assert main([*merge, mortal.scheduler.address]) == 0
     assert capsys.readouterr().out.endswith("60 items from 1 files; 5 computed again\n")
 

@@ -17,7 +17,7 @@ from builders import raw_mixture
 from golden_routes import DECIDED, differing, sparse_blocks
 
 import lfm2np
-from lfm2np.checkpoint.config_json import MIXTURE_KEYS as KEYS
+from lfm2np.checkpoint.config_json import OF_MIXTURES as KEYS
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.layout import FUSED
 from lfm2np.checkpoint.tensors import open_checkpoint

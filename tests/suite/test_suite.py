@@ -1,14 +1,13 @@
 """The suite on our own engine, on a broken one, and as a plugin of pytest."""
 
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lfm2np.commands.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
 from lfm2np.suite import adapters
@@ -18,8 +17,10 @@ from lfm2np.suite.plugin import known_failures
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import Rounding
 from lfm2np.suite.runner import run_property, short
+from lfm2np.suite.schedulers.demands import DEMANDS
 from lfm2np.suite.strategies.features import fit
 from lfm2np.teaching import tutorial
+from scheduler.protocol import POLICIES
 
 
 @pytest.mark.slow
@@ -240,9 +241,10 @@ def test_an_unknown_property_among_the_known_failures_is_named(tmp_path: Path):
     assert "line 2: 'nothing' is no property" in ended.stdout + ended.stderr
 
 
-def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
-    assert main(["conformance", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["properties"]
-    assert [row["id"] for row in rows] == [prop.id for prop in ALL]
-    assert main(["conformance", "list"]) == 0
-    assert "every-schedule  (law 2; needs steps)" in capsys.readouterr().out
+def test_the_properties_can_be_listed(tmp_path: Path):
+    listed = run_pytest(tmp_path, "--properties")
+    assert listed.returncode == 0 and "every-schedule  (law 2; needs steps)" in listed.stdout
+    assert re.findall(r"^\S+(?=  \()", listed.stdout, re.MULTILINE) == [prop.id for prop in ALL]
+    listed = run_pytest(tmp_path, "--properties", "--scheduler", "own")
+    assert listed.returncode == 0
+    assert re.findall(r"^\S+", listed.stdout, re.MULTILINE) == [*DEMANDS, *POLICIES]

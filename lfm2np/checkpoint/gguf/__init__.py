@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp runs them, read strictly. Needs NumPy only: with the package `gguf` tests compare."""
+"""GGUF files, as llama.cpp runs them, read strictly; the blocks of quantised tensors by the package `gguf`."""

@@ -5,8 +5,9 @@ magic "GGUF", version, number of tensors, number of keys; the keys with typed va
 gguf.cpp of llama.cpp (ggml). Its rules are ours, and where it asserts we raise: a key or a tensor stands once, rows are
 whole blocks, tensors lie one behind another in the file's order, each padded to the alignment.
 
-The package `gguf` reads this, too, but trusts it: a length in a broken file becomes an allocation, an unknown type a
-ValueError, two tensors may overlap. To guard it from outside would take reading the header twice.
+The package `gguf` reads this, too, but trusts it: a length in a broken file becomes an endless loop, an unknown type a
+ValueError, two tensors may overlap; and a vocabulary of 65,536 tokens takes its reader 15 s and 250 MB, this one 0.9 s
+and 39 MB.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED, BlockRows
-from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
-from lfm2np.errors import CheckpointError
+from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, QUANTISED, BlockRows, Bytes, package
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError, Lfm2npError
 from lfm2np.values import plain, show
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -51,6 +51,36 @@ class Container:
     paths: tuple[Path, ...]
     keys: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a file under one prefix, each with the type that it must have; `error` is raised for another."""
+
+    container: Container
+    prefix: str
+    error: type[Lfm2npError]
+
+    def stored(self, key: str) -> Value | None:
+        return self.container.keys.get(f"{self.prefix}.{key}")
+
+    def value(self, key: str, kind: str) -> Any:
+        if self.stored(key) is None:
+            raise self.wrong(key, f"a key of type {kind}", "absent")
+        return self.optional(key, kind)
+
+    def optional(self, key: str, kind: str) -> Any:
+        """None if there is no such key."""
+        stored = self.stored(key)
+        if stored is not None and stored.kind != kind:
+            raise self.wrong(key, f"a {kind}")
+        return None if stored is None else stored.value
+
+    def wrong(self, key: str, expected: str, shown: str | None = None) -> Lfm2npError:
+        """`shown` is said of the value, by default what it is and its type."""
+        if (stored := self.stored(key)) is not None and shown is None:
+            shown = f"{show(stored.value)} ({stored.kind})"
+        return self.error(f"{self.container.paths[0]}: {self.prefix}.{plain(key)}: {shown}, expected {expected}")
 
 
 @dataclass
@@ -178,18 +208,8 @@ def _read_value(header: _Header, key: str) -> Value:
     return Value(f"array of {name}", values) if is_array else Value(name, values[0])
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Of the table of tensors; rows [..., bytes] of quantised ones, else the shape of the numbers."""
-
-    dtype: str
-    stored_shape: tuple[int, ...]
-    num_bytes: int
-    offset: int
-
-
 def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
-    path, entries = header.path, dict[str, _Entry]()
+    path, entries = header.path, dict[str, tuple[str, tuple[int, ...], int]]()
     for number in range(count):
         name = header.string(f"name of tensor {number}")
         if not 0 < len(name) < MAX_NAME or name in entries:
@@ -198,50 +218,47 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path}: tensor {number}, {plain(name)!r}: {wrong}, expected {fits}")
         entries[name] = _read_entry(header, plain(name))
     alignment = _alignment(header)
-    start = _padded(header.at, alignment)
-    expected, tensors = 0, dict[str, StoredTensor]()
-    for name, entry in entries.items():
-        begin = start + entry.offset
-        if entry.offset != expected:
+    start, expected, tensors = _padded(header.at, alignment), 0, dict[str, StoredTensor]()
+    for name, (dtype, shape, offset) in entries.items():
+        numbers = DTYPES.get(dtype, np.dtype(np.uint8))
+        begin, size = start + offset, math.prod(shape) * numbers.itemsize
+        if offset != expected:
             place = f"{expected}, behind the tensor before it, padded to {alignment} bytes"
-            raise CheckpointError(f"{path}: {plain(name)}: offset {entry.offset}, expected {place}")
-        if begin + entry.num_bytes > len(header.content):
+            raise CheckpointError(f"{path}: {plain(name)}: offset {offset}, expected {place}")
+        if begin + size > len(header.content):
             raise CheckpointError(
-                f"{path}: {plain(name)}: {entry.dtype} in bytes {begin} to {begin + entry.num_bytes}, expected at most "
+                f"{path}: {plain(name)}: {dtype} in bytes {begin} to {begin + size}, expected at most "
                 f"{len(header.content)}, the file's size (truncated)"
             )
-        expected += _padded(entry.num_bytes, alignment)
-        content = header.content[begin : begin + entry.num_bytes]
-        values: Array | BlockRows
-        if entry.dtype in QUANTISED:
-            values = BlockRows(entry.dtype, content.reshape(entry.stored_shape))
-        else:
-            values = content.view(DTYPES[entry.dtype]).reshape(entry.stored_shape)
-        tensors[name] = StoredTensor(name, entry.dtype, values, str(path))
+        expected += _padded(size, alignment)
+        stored = header.content[begin : begin + size].view(numbers).reshape(shape)
+        values = BlockRows(dtype, stored) if dtype in QUANTISED else stored
+        tensors[name] = StoredTensor(name, dtype, values, str(path))
     return tensors
 
 
-def _read_entry(header: _Header, name: str) -> _Entry:
+def _read_entry(header: _Header, name: str) -> tuple[str, tuple[int, ...], int]:
+    """Of the table of tensors: type, shape of the numbers, or of quantised rows in bytes, offset."""
     path, num_dimensions = header.path, header.number("I", f"{name}: number of dimensions")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {name}: {num_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
     sizes = [header.number("Q", f"{name}: dimensions") for _ in range(num_dimensions)]
     kind, offset = header.number("I", f"{name}: type"), header.number("Q", f"{name}: offset")
     if kind not in TYPES:
-        others = {number: other for other, number in OTHERS.items()}
-        text = f"{kind} ({others[kind]})" if kind in others else str(kind)
-        raise CheckpointError(f"{path}: {name}: type {text} is not read, expected one of {', '.join(NUMBERS)}")
+        theirs = {member.value: f" ({member.name})" for member in package(f"{path}: type {kind}").GGMLQuantizationType}
+        told = f"type {kind}{theirs.get(kind, '')} is not read"
+        raise CheckpointError(f"{path}: {name}: {told}, expected one of {', '.join(NUMBERS)}")
     dtype, shape = TYPES[kind], tuple(reversed(sizes))
     if not all(0 < size < 2**40 for size in shape):
         raise CheckpointError(f"{path}: {name}: shape {shape}, expected sizes from 1 to 2**40")
     if dtype not in QUANTISED:
-        return _Entry(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize, offset)
+        return dtype, shape, offset
+    package(f"{path}: {name}: {dtype}")
     block = QUANTISED[dtype]
     if shape[-1] % block.weights:
         expected = f"a multiple of its block, {block.weights}"
         raise CheckpointError(f"{path}: {name}: {dtype} with rows of {shape[-1]}, expected {expected}")
-    stored = (*shape[:-1], shape[-1] // block.weights * block.size)
-    return _Entry(dtype, stored, math.prod(stored), offset)
+    return dtype, (*shape[:-1], shape[-1] // block.weights * block.size), offset
 
 
 def _alignment(header: _Header) -> int:

@@ -1,80 +1,108 @@
-"""The table of GGUF's types: their numbers in a file, their blocks, and the float64 values of quantised rows."""
+"""GGUF's types: their numbers in a file, their blocks, and the float64 values of quantised rows, by the extra `gguf`.
+
+Every format says that a weight is  scale * code - minimum  with an integer code; the package `gguf`, of llama.cpp's
+authors, knows which. It computes in float32, in which only the difference is rounded:
+
+    a float16 is an integer of 11 bits times a power of two. A scale of a superblock is one times an integer of at most
+    8 bits, and times a code of at most 5 (Q6_K), or 6 and 7 bits (IQ4_XS): at most 24 bits, as float32 holds.
+    MXFP4 is a power of two times an integer up to 12.
+
+So of formats with minima the scaled codes and the minima are taken apart, by a zero in the place of the other's
+float16, and subtracted in float64, which is exact: both are multiples of 2**-24, as the least subnormal of float16 is,
+and below 2**27 (Q5_K: 2**16 * (63 * 31 + 63)), 51 bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lfm2np.checkpoint.gguf import blocks
-from lfm2np.checkpoint.gguf.blocks import Bytes, Float64, Parts
+from lfm2np.checkpoint.quantised_rows import QuantisedRows
+from lfm2np.errors import CheckpointError
 
+Bytes = NDArray[np.uint8]
+Float64 = NDArray[np.float64]
 CHUNK = 2**20  # bytes looked at together: keeps temporaries small
 LARGEST_EXPONENT = 252  # of MXFP4: 2**(252 - 127) * 6 is the largest power whose values are all float32
+ZERO, NEGATIVE_ZERO = np.zeros(2, np.uint8), np.array([0, 0x80], np.uint8)  # float16
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A format of blocks: `weights` numbers in `size` bytes; `halves` says where the float16 of a block stand."""
+    """A format of blocks: `weights` numbers in `size` bytes.
+
+    halves      where the float16 of a block stand; of two the first is the scale's, the second the minimum's
+    no_minimum  the zero that changes nothing in its place, subtracted or, in Q4_1 and Q5_1, added
+    others      where other numbers of several bytes stand: begin and end
+    """
 
     number: int  # enum ggml_type
     weights: int
     size: int
-    parts: Callable[[Bytes], Parts]
     halves: tuple[int, ...]
+    no_minimum: Bytes | None = None
+    others: tuple[tuple[int, int], ...] = ()
 
 
 QUANTISED = {
-    "Q4_0": Quantised(2, 32, 18, blocks.q4_0, (0,)),
-    "Q4_1": Quantised(3, 32, 20, blocks.q4_1, (0, 2)),
-    "Q5_0": Quantised(6, 32, 22, blocks.q5_0, (0,)),
-    "Q5_1": Quantised(7, 32, 24, blocks.q5_1, (0, 2)),
-    "Q8_0": Quantised(8, 32, 34, blocks.q8_0, (0,)),
-    "Q2_K": Quantised(10, 256, 84, blocks.q2_k, (80, 82)),
-    "Q3_K": Quantised(11, 256, 110, blocks.q3_k, (108,)),
-    "Q4_K": Quantised(12, 256, 144, blocks.q4_k, (0, 2)),
-    "Q5_K": Quantised(13, 256, 176, blocks.q5_k, (0, 2)),
-    "Q6_K": Quantised(14, 256, 210, blocks.q6_k, (208,)),
-    "IQ4_NL": Quantised(20, 32, 18, blocks.iq4_nl, (0,)),
-    "IQ4_XS": Quantised(23, 256, 136, blocks.iq4_xs, (0,)),
-    "MXFP4": Quantised(39, 32, 17, blocks.mxfp4, ()),
+    "Q4_0": Quantised(2, 32, 18, (0,)),
+    "Q4_1": Quantised(3, 32, 20, (0, 2), NEGATIVE_ZERO),
+    "Q5_0": Quantised(6, 32, 22, (0,), others=((2, 6),)),
+    "Q5_1": Quantised(7, 32, 24, (0, 2), NEGATIVE_ZERO, ((4, 8),)),
+    "Q8_0": Quantised(8, 32, 34, (0,)),
+    "Q2_K": Quantised(10, 256, 84, (80, 82), ZERO),
+    "Q3_K": Quantised(11, 256, 110, (108,)),
+    "Q4_K": Quantised(12, 256, 144, (0, 2), ZERO),
+    "Q5_K": Quantised(13, 256, 176, (0, 2), ZERO),
+    "Q6_K": Quantised(14, 256, 210, (208,)),
+    "IQ4_NL": Quantised(20, 32, 18, (0,)),
+    "IQ4_XS": Quantised(23, 256, 136, (0,), others=((2, 4),)),
+    "MXFP4": Quantised(39, 32, 17, ()),
 }
-PLAIN = {"F32": 0, "F16": 1, "BF16": 30}
-NUMBERS = PLAIN | {name: kind.number for name, kind in QUANTISED.items()}
-OTHERS = {  # that llama.cpp has and this package does not read
-    "Q8_1": 9,
-    "Q8_K": 15,
-    "IQ2_XXS": 16,
-    "IQ2_XS": 17,
-    "IQ3_XXS": 18,
-    "IQ1_S": 19,
-    "IQ3_S": 21,
-    "IQ2_S": 22,
-    "I8": 24,
-    "I16": 25,
-    "I32": 26,
-    "I64": 27,
-    "F64": 28,
-    "IQ1_M": 29,
-    "TQ1_0": 34,
-    "TQ2_0": 35,
-    "NVFP4": 40,
-    "Q1_0": 41,
-    "Q2_0": 42,
-}
+NUMBERS = {"F32": 0, "F16": 1, "BF16": 30, **{name: kind.number for name, kind in QUANTISED.items()}}
+
+
+def package(what: str) -> Any:
+    """The package `gguf`; CheckpointError names what needs it, and the extra that brings it."""
+    try:
+        import gguf  # here, as only quantised GGUF files need it
+    except ImportError as problem:
+        raise CheckpointError(f"{what} needs the extra `gguf`, pip install 'lfm2np[gguf]': {problem}") from None
+    return gguf
+
+
+def minima_of(blocks: Bytes, name: str) -> Float64:
+    """Of blocks [n, bytes] in a format with minima, what is added to each scaled code: [1, n * weights]."""
+    minima, at = blocks.copy(), QUANTISED[name].halves[0]
+    minima[:, at : at + 2] = NEGATIVE_ZERO  # times a code, and added: it changes no number, nor the sign of a zero
+    return dequantised(minima, name)
 
 
 def values_of(rows: Bytes, name: str) -> Float64:
-    """The weights of rows [..., bytes] in a format of QUANTISED: [..., weights]. Nothing rounds: see blocks.py."""
+    """The weights of rows [..., bytes] in a format of QUANTISED: [..., weights]. Nothing rounds: see above."""
     kind = QUANTISED[name]
-    scale, codes, minimum = kind.parts(np.ascontiguousarray(rows).reshape(-1, kind.size))
-    grouped = codes.reshape(*scale.shape, -1)  # [n, groups, weights of a group]
-    values: Float64 = grouped * scale[..., None]
-    if minimum is not None:
-        values -= minimum[..., None]
-    return values.reshape(*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
+    shape = (*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
+    blocks = np.ascontiguousarray(rows).reshape(-1, kind.size)
+    if kind.no_minimum is None:
+        return dequantised(blocks, name).reshape(shape)
+    scaled, at = blocks.copy(), kind.halves[1]
+    scaled[:, at : at + 2] = kind.no_minimum
+    return (dequantised(scaled, name) + minima_of(blocks, name)).reshape(shape)
+
+
+def dequantised(blocks: Bytes, name: str) -> Float64:
+    """As one row, [1, weights]: the package takes few rows at a time. It reads numbers in the machine's order."""
+    gguf, kind = package(name), QUANTISED[name]
+    if sys.byteorder == "big":
+        blocks = blocks.copy()
+        for begin, end in (*((at, at + 2) for at in kind.halves), *kind.others):
+            blocks[:, begin:end] = blocks[:, begin:end][:, ::-1].copy()
+    values: NDArray[np.float32] = gguf.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
+    return values.astype(np.float64)
 
 
 def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
@@ -83,13 +111,14 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
     Infinities and NaN of float16; of MXFP4 a power of two whose weights no float32 holds, or 255, which is its NaN.
     """
     kind = QUANTISED[name]
-    blocks_of_rows = np.ascontiguousarray(rows).reshape(-1, kind.size)
+    blocks = np.ascontiguousarray(rows).reshape(-1, kind.size)
     if name == "MXFP4":
-        exponents = blocks_of_rows[:, 0].astype(np.int32)
-        scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))[:, None]
-        bad = (exponents > LARGEST_EXPONENT)[:, None]
+        exponents = blocks[:, :1].astype(np.int32)
+        scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
+        bad = exponents > LARGEST_EXPONENT
     else:
-        scales = np.concatenate([blocks.half(blocks_of_rows, at) for at in kind.halves], axis=1)
+        halves = [np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2") for at in kind.halves]
+        scales = np.concatenate(halves, axis=1).astype(np.float64)
         bad = ~np.isfinite(scales)
     if not bad.any():
         return None
@@ -98,8 +127,8 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockRows:
-    """Rows in a format of QUANTISED, indexed as an array is. blocks: uint8 [..., bytes], a view of the file."""
+class BlockRows(QuantisedRows):
+    """Rows in a format of QUANTISED. blocks: uint8 [..., bytes], a view of the file."""
 
     dtype: str
     blocks: Bytes
@@ -108,23 +137,6 @@ class BlockRows:
     def shape(self) -> tuple[int, ...]:
         kind = QUANTISED[self.dtype]
         return (*self.blocks.shape[:-1], self.blocks.shape[-1] // kind.size * kind.weights)
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return (self.dtype, self.shape)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: Any) -> BlockRows:
-        return replace(self, blocks=self.blocks[index])
-
-    def arrays(self) -> Iterator[Bytes]:
-        yield self.blocks
 
     def widened(self) -> Float64:
         return values_of(self.blocks, self.dtype)

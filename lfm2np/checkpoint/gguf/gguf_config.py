@@ -14,19 +14,16 @@ float32 reads the same number.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.gguf.container import Container, Value
+from lfm2np.checkpoint.gguf.container import Container, Keys
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config import ATTENTION, CONV, ModelConfig
 from lfm2np.truth.config_values import SIZES
-from lfm2np.values import plain, same, show
+from lfm2np.values import same, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")
 NOT_KNOWN = {  # architectures of networks that are implemented, of which no source at hand says how GGUF stores them
@@ -64,46 +61,6 @@ HEAD_DIM_AGAIN = ("attention.value_length", "rope.dimension_count")
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """The keys of one file, by their names without the architecture's prefix."""
-
-    path: Path
-    prefix: str
-    found: Mapping[str, Value]
-
-    def __contains__(self, key: str) -> bool:
-        return f"{self.prefix}.{key}" in self.found
-
-    def value(self, key: str) -> Value:
-        if key not in self:
-            name = f"{self.prefix}.{key}"
-            raise ConfigError(f"{self.path}: {name}: absent, expected it in a file of the architecture {self.prefix}")
-        return self.found[f"{self.prefix}.{key}"]
-
-    def wrong(self, key: str, expected: str) -> ConfigError:
-        value = self.value(key)
-        return ConfigError(f"{self.path}: {self.prefix}.{key}: {show(value.value)} ({value.kind}), expected {expected}")
-
-    def number(self, name: str) -> Any:
-        """Of one of KEYS, of the type that llama.cpp takes."""
-        kind, stored = "float32" if name in ("norm_eps", "rope_theta") else "uint32", self.value(KEYS[name])
-        if stored.kind != kind:
-            raise self.wrong(KEYS[name], f"a {kind}")
-        return float(str(np.float32(stored.value))) if kind == "float32" else stored.value
-
-    def layers(self, name: str, count: int) -> list[int]:
-        """A number for each layer, of a list or of one for all."""
-        stored, most = self.value(KEYS[name]), SIZES[name][1]
-        listed = stored.kind in ("array of uint32", "array of int32")
-        values = stored.value if listed else [stored.value] * count
-        fits = (listed or stored.kind == "uint32") and len(values) == count and all(0 <= v <= most for v in values)
-        if not fits or len(set(values) - {0}) > 1:
-            same_number = "the same in all layers with attention, 0 in the others"
-            raise self.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer, {same_number}")
-        return list(values)
-
-
 def in_keys(text: str, prefix: str) -> str:
     """Words of ours, as in an error or in 3*hidden_size, by the names that the file has."""
     ours = KEYS | {"intermediate_size": KEYS["feed_forward_size"], "layer_types": KEYS["num_key_value_heads"]}
@@ -119,7 +76,7 @@ def config_of(container: Container) -> ModelConfig:
         if architecture is not None and isinstance(architecture.value, str) and architecture.value in NOT_KNOWN:
             raise ConfigError(f"{path}: architecture {shown}: {NOT_KNOWN[architecture.value]}")
         raise ConfigError(f"{path}: general.architecture: {shown}, expected {' or '.join(ARCHITECTURES)}")
-    keys = _Keys(path, architecture.value, container.keys)
+    keys = Keys(container, architecture.value, ConfigError)
     _require_known(keys)
     raw = _raw(keys, "output.weight" not in container.tensors)
     try:
@@ -127,49 +84,59 @@ def config_of(container: Container) -> ModelConfig:
     except ConfigError as problem:
         raise ConfigError(f"{path}: {in_keys(str(problem).removeprefix(': '), keys.prefix)}") from None
     for key in HEAD_DIM_AGAIN:
-        if key in keys and keys.value(key).value != config.head_dim:
+        if (stored := keys.stored(key)) is not None and stored.value != config.head_dim:
             raise keys.wrong(key, f"{config.head_dim}, the size of a head")
     return config
 
 
-def _raw(keys: _Keys, tied: bool) -> dict[str, object]:
+def _raw(keys: Keys, tied: bool) -> dict[str, object]:
     """What config.json would say."""
     is_moe = keys.prefix == "lfm2moe"
     names = [name for name in KEYS if is_moe or name not in OF_EXPERTS]
-    raw = {name: keys.number(name) for name in names if name not in ("num_key_value_heads", "head_dim")}
-    raw |= {"head_dim": keys.number("head_dim")} if KEYS["head_dim"] in keys else {}
+    raw = {name: _number(keys, name) for name in names if name not in ("num_key_value_heads", "head_dim")}
+    raw |= {"head_dim": _number(keys, "head_dim")} if keys.stored(KEYS["head_dim"]) else {}
     raw |= {"intermediate_size": raw.pop("feed_forward_size"), "model_type": "lfm2_moe" if is_moe else "lfm2"}
     if not 0 < raw["num_hidden_layers"] <= SIZES["num_hidden_layers"][1]:
         return raw  # refused by that number, of which no list is made
-    heads = keys.layers("num_key_value_heads", raw["num_hidden_layers"])
+    heads = _layers(keys, "num_key_value_heads", raw["num_hidden_layers"])
     if is_moe:
-        keys.value("expert_gating_func")  # which llama.cpp demands
+        keys.value("expert_gating_func", "uint32")  # which llama.cpp demands
+    tokens = Keys(keys.container, "tokenizer.ggml", ConfigError)
     return raw | {
         "block_auto_adjust_ff_dim": False,  # the width is the effective one
         "layer_types": [ATTENTION if count else CONV for count in heads],
         "num_key_value_heads": max(heads) or raw["num_attention_heads"],
         "tie_word_embeddings": tied,
-        **{name: _token_id(keys, key) for name, key in TOKENS.items()},
+        **{name: tokens.optional(key, "uint32") for name, key in TOKENS.items()},
     }
 
 
-def _token_id(keys: _Keys, key: str) -> int | None:
-    """A key of the tokenizer's; ModelConfig checks its range."""
-    name = f"tokenizer.ggml.{key}"
-    stored = keys.found.get(name)
-    if stored is not None and stored.kind != "uint32":
-        raise ConfigError(f"{keys.path}: {name}: {show(stored.value)} ({stored.kind}), expected a uint32")
-    return None if stored is None else int(stored.value)
+def _number(keys: Keys, name: str) -> Any:
+    """Of one of KEYS, of the type that llama.cpp takes."""
+    kind = "float32" if name in ("norm_eps", "rope_theta") else "uint32"
+    value = keys.value(KEYS[name], kind)
+    return float(str(np.float32(value))) if kind == "float32" else value
 
 
-def _require_known(keys: _Keys) -> None:
+def _layers(keys: Keys, name: str, count: int) -> list[int]:
+    """A number for each layer, of a list or of one for all."""
+    most, stored = SIZES[name][1], keys.stored(KEYS[name])
+    listed = stored is not None and stored.kind in ("array of uint32", "array of int32")
+    values = stored.value if stored is not None and listed else [keys.value(KEYS[name], "uint32")] * count
+    if len(values) != count or not all(0 <= v <= most for v in values) or len(set(values) - {0}) > 1:
+        same_number = "the same in all layers with attention, 0 in the others"
+        raise keys.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer, {same_number}")
+    return list(values)
+
+
+def _require_known(keys: Keys) -> None:
     of_experts = [KEYS[name] for name in OF_EXPERTS]
-    for name in keys.found:
+    for name, stored in keys.container.keys.items():
         if not name.startswith(f"{keys.prefix}."):
             continue
         key = name.removeprefix(f"{keys.prefix}.")
         if key in ONLY:
-            if not any(same(keys.value(key).value, allowed) for allowed in ONLY[key]):
+            if not any(same(stored.value, allowed) for allowed in ONLY[key]):
                 raise keys.wrong(key, f"{show(ONLY[key][0])} or no such key: another is not implemented")
         elif key not in (*KEYS.values(), *HEAD_DIM_AGAIN) or (keys.prefix == "lfm2" and key in of_experts):
-            raise keys.wrong(plain(key), f"a key that {keys.prefix} is known to have")
+            raise keys.wrong(key, f"a key that {keys.prefix} is known to have")

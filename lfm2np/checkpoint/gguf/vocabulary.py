@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from lfm2np.checkpoint.gguf.container import Container
+from lfm2np.checkpoint.gguf.container import Container, Keys
 from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.errors import TokenizerError
 from lfm2np.truth.config import ModelConfig
@@ -48,32 +45,6 @@ NEVER = (  # keys that would ask for what no LFM2 tokenizer does
 )
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """The keys that start with tokenizer.ggml., each looked up with the type that it must have."""
-
-    container: Container
-
-    @property
-    def path(self) -> Path:
-        return self.container.paths[0]
-
-    def value(self, name: str, kind: str) -> Any:
-        stored = self.optional(name, kind)
-        if stored is None:
-            raise TokenizerError(f"{self.path}: tokenizer.ggml.{name}: missing, expected a key of type {kind}")
-        return stored
-
-    def optional(self, name: str, kind: str) -> Any:
-        stored = self.container.keys.get(f"tokenizer.ggml.{name}")
-        if stored is not None and stored.kind != kind:
-            raise self.wrong(name, f"{show(stored.value)} ({stored.kind})", kind)
-        return None if stored is None else stored.value
-
-    def wrong(self, name: str, value: str, expected: str) -> TokenizerError:
-        return TokenizerError(f"{self.path}: tokenizer.ggml.{name}: {value}, expected {expected}")
-
-
 def has_tables(container: Container) -> bool:
     """Whether there are tables at all; what they hold shows when they are read."""
     model = container.keys.get(MODEL)
@@ -82,39 +53,25 @@ def has_tables(container: Container) -> bool:
 
 def tokenizer_json(container: Container, config: ModelConfig) -> str:
     """The text of a tokenizer.json. TokenizerError names the file and the key of a table that is damaged."""
-    tables = _Tables(container)
+    tables = Keys(container, "tokenizer.ggml", TokenizerError)
     model, pattern = tables.value("model", "string"), tables.value("pre", "string")
     if model != "gpt2":
-        raise tables.wrong("model", show(model), "'gpt2', byte-level BPE")
+        raise tables.wrong("model", "'gpt2', byte-level BPE")
     if pattern not in SPLITS:
-        raise tables.wrong("pre", show(pattern), f"one of {', '.join(SPLITS)}: how another splits text is not known")
+        raise tables.wrong("pre", f"one of {', '.join(SPLITS)}: how another splits text is not known")
     for name in NEVER:
         if tables.optional(name, "bool"):
-            raise tables.wrong(name, "True", "False or no such key")
+            raise tables.wrong(name, "False or no such key")
     vocabulary, added = _entries(tables, config)
     adds_bos = tables.optional("add_bos_token", "bool")
     bos = _bos(tables, config, vocabulary) if (ADDS_BOS[pattern] if adds_bos is None else adds_bos) else None
     fields = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": added,
-        "normalizer": None,
         "pre_tokenizer": _pre_tokenizer(SPLITS[pattern]),
         "post_processor": None if bos is None else _post_processor(*bos),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": _merges(tables, vocabulary),
-        },
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(tables, vocabulary)},
     }
     return json.dumps(fields, ensure_ascii=False)
 
@@ -144,24 +101,24 @@ def chat_of(container: Container, config: ModelConfig, text_of: Callable[[int], 
     return Chat(template, special, source)
 
 
-def _entries(tables: _Tables, config: ModelConfig) -> tuple[dict[str, int], list[dict[str, object]]]:
+def _entries(tables: Keys, config: ModelConfig) -> tuple[dict[str, int], list[dict[str, object]]]:
     """The vocabulary, without rows that have no entry, and which of it are added tokens."""
     tokens, types = tables.value("tokens", "array of string"), tables.value("token_type", "array of int32")
     if len(tokens) != config.vocab_size:
-        raise tables.wrong("tokens", f"{len(tokens)} entries", f"{config.vocab_size}, the rows of the embedding")
+        raise tables.wrong("tokens", f"{config.vocab_size}, the rows of the embedding", f"{len(tokens)} entries")
     if len(types) != len(tokens):
-        raise tables.wrong("token_type", f"{len(types)} entries", f"{len(tokens)}, as tokenizer.ggml.tokens has")
+        raise tables.wrong("token_type", f"{len(tokens)}, as tokenizer.ggml.tokens has", f"{len(types)} entries")
     vocabulary: dict[str, int] = {}
     added: list[dict[str, object]] = []
     for token_id, (text, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind not in TYPES:
-            raise tables.wrong(f"token_type[{token_id}]", str(kind), f"one of {', '.join(map(str, TYPES))}")
+            raise tables.wrong(f"token_type[{token_id}]", f"one of {', '.join(map(str, TYPES))}", str(kind))
         if kind == UNUSED:
             continue
         if not text or not _is_text(text):
-            raise tables.wrong(f"tokens[{token_id}]", show(text), "text in UTF-8")
+            raise tables.wrong(f"tokens[{token_id}]", "text in UTF-8", show(text))
         if text in vocabulary:
-            raise tables.wrong(f"tokens[{token_id}]", f"{show(text)} as for id {vocabulary[text]}", "one id a text")
+            raise tables.wrong(f"tokens[{token_id}]", "one id a text", f"{show(text)} as for id {vocabulary[text]}")
         vocabulary[text] = token_id
         if kind != NORMAL:
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -169,29 +126,29 @@ def _entries(tables: _Tables, config: ModelConfig) -> tuple[dict[str, int], list
     return vocabulary, added
 
 
-def _merges(tables: _Tables, vocabulary: Mapping[str, int]) -> list[list[str]]:
+def _merges(tables: Keys, vocabulary: Mapping[str, int]) -> list[list[str]]:
     index_of: dict[tuple[str, str], int] = {}
     for index, text in enumerate(tables.value("merges", "array of string")):
         name, parts = f"merges[{index}]", text.split(" ")
         if len(parts) != 2 or not all(parts):
-            raise tables.wrong(name, show(text), "two pieces with a space between them")
+            raise tables.wrong(name, "two pieces with a space between them", show(text))
         first, second = parts
         for piece in (first, second, first + second):
             if piece not in vocabulary:
-                raise tables.wrong(name, show(text), f"pieces of tokenizer.ggml.tokens, which has no {show(piece)}")
+                raise tables.wrong(name, f"pieces of tokenizer.ggml.tokens, which has no {show(piece)}", show(text))
         if (first, second) in index_of:
-            raise tables.wrong(name, f"{show(text)} as merges[{index_of[first, second]}]", "each merge once")
+            raise tables.wrong(name, "each merge once", f"{show(text)} as merges[{index_of[first, second]}]")
         index_of[first, second] = index
     return [list(pair) for pair in index_of]
 
 
-def _bos(tables: _Tables, config: ModelConfig, vocabulary: Mapping[str, int]) -> tuple[str, int]:
+def _bos(tables: Keys, config: ModelConfig, vocabulary: Mapping[str, int]) -> tuple[str, int]:
     token_id = config.bos_token_id
     if token_id is None:
-        raise tables.wrong("bos_token_id", "missing", "an id, as prompts begin with it (add_bos_token)")
+        raise tables.wrong("bos_token_id", "an id, as prompts begin with it (add_bos_token)", "absent")
     text = tables.value("tokens", "array of string")[token_id]
     if vocabulary.get(text) != token_id:
-        raise tables.wrong("bos_token_id", f"{token_id}, a row without an entry", "an id of a token")
+        raise tables.wrong("bos_token_id", "an id of a token", f"{token_id}, a row without an entry")
     return text, token_id
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lfm2np.checkpoint.packed.compressed import class_of, input_scale
-from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
-from lfm2np.checkpoint.packed.matrix_parts import Parts, matrices
+from lfm2np.checkpoint.packed.matrix_parts import matrices
+from lfm2np.checkpoint.packed.settings import CompressedSettings
 from lfm2np.checkpoint.plain import under_our_names
 from lfm2np.checkpoint.tensors import ALL_DTYPES, settings_in
 from lfm2np.truth.config import ModelConfig
@@ -49,12 +49,12 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
         return {}
     tensors, source = under_our_names(path, config, ALL_DTYPES)
     roundings = {}
-    for module, _ in matrices(tensors, config):
-        scheme = settings.of(module.names, class_of(module.name))
-        if scheme is not None and scheme.inputs is not None and f"{module.name}.weight_scale" in tensors:
+    for name, parts, _ in matrices(tensors, config, source):
+        scheme = settings.of(parts.names, class_of(parts.name))
+        if scheme is not None and scheme.inputs is not None and "weight_scale" in parts:
             inputs = scheme.inputs
-            scale, zero = input_scale(Parts(tensors, module, source), inputs)
-            roundings[f"{module.name}.weight"] = InputRounding(
+            scale, zero = input_scale(parts, inputs)
+            roundings[name] = InputRounding(
                 f"{inputs.type}{inputs.bits}", inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
             )
     return roundings

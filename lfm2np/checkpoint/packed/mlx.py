@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lfm2np.checkpoint.layout import Place, experts_of, part_of, whole_dims
-from lfm2np.checkpoint.packed.matrix_parts import Parts, modules_of, packed_dim
-from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
+from lfm2np.checkpoint.packed.matrix_parts import Parts, packed_dim, parts_of
 from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
@@ -56,10 +56,10 @@ def in_our_names(
     if HEAD in tensors:
         layout[HEAD] = layout[EMBEDDING]
     places = {name: place_of(name, config) for name in layout}
-    theirs = list(dict.fromkeys(place.name for place in places.values()))
-    modules = dict(zip(theirs, modules_of(theirs, tensors), strict=True))
-    if settings is not None:
-        _require_modules(settings, source, {name for module in modules.values() for name in module.names})
+    theirs = parts_of({place.name: None for place in places.values()}, tensors, source)
+    known = {name for parts in theirs.values() for name in parts.names}
+    for path in sorted(() if settings is None else settings.modules.keys() - known)[:1]:
+        raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
     whole: dict[str, StoredTensor] = {}  # by their name
     used: set[str] = set()
     ours: dict[str, StoredTensor] = {}
@@ -70,9 +70,8 @@ def in_our_names(
             continue  # told with the others that are missing
         dims, experts = layout[name], experts_of(config)
         if place.name not in whole:
-            parts = Parts(tensors, modules[place.name], source)
-            whole[place.name] = _whole(parts, place.name, whole_dims(place, dims, experts), settings)
-            used |= parts.used
+            whole[place.name] = _whole(theirs[place.name], place.name, whole_dims(place, dims, experts), settings)
+            used |= theirs[place.name].used
         stored = whole[place.name]
         ours[name] = stored if place == Place(name) else part_of(stored, place, name, dims, experts)
     for name in sorted(tensors.keys() - used):
@@ -83,19 +82,13 @@ def in_our_names(
     return ours
 
 
-def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> None:
-    for path in settings.modules:
-        if path not in known:
-            raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
-
-
 def _whole(parts: Parts, name: str, dims: tuple[Dim, ...], settings: MlxSettings | None) -> StoredTensor:
     """One of theirs, with the tensors that belong to it."""
     weight = parts.tensors[name]
     parts.used.add(name)
     if settings is None:
         return _taps(weight, dims)
-    key, form = settings.of(parts.module.names)
+    key, form = settings.of(parts.names)
     if "scales" not in parts:
         if weight.dtype != "U32" and (key is None or form is None):
             return _taps(weight, dims)

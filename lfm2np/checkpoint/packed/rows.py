@@ -14,14 +14,13 @@ In float64 it is that number exactly:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.gguf.blocks import FP4_VALUES
+from lfm2np.checkpoint.quantised_rows import Array, QuantisedRows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53
@@ -29,8 +28,8 @@ NUMBERS = 2**18  # looked at together: keeps temporaries small
 
 
 @dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Indexed by rows (or by an expert, where they are stacked) as an array is: an index takes them of each array.
+class PackedRows(QuantisedRows):
+    """Indexed by rows, or by an expert, where they are stacked.
 
     coding    what codes_of takes
     columns   numbers in a row
@@ -50,28 +49,11 @@ class PackedRows:
     zeros: NDArray[np.integer] | int = 0
     biases: Array | None = None
     group_of: NDArray[np.int64] | None = None
+    SHARED: ClassVar[tuple[str, ...]] = ("group_of",)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-1], self.columns)
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, index: Any) -> PackedRows:
-        """Of the first axis: a number of experts, a slice or an array of rows."""
-        return replace(
-            self,
-            codes=self.codes[index],
-            scales=self.scales[index],
-            zeros=self.zeros if isinstance(self.zeros, int) else self.zeros[index],
-            biases=None if self.biases is None else self.biases[index],
-        )
 
     def widened(self) -> Float64:
         """[..., rows, columns]. Nothing rounds: see above."""
@@ -95,15 +77,6 @@ class PackedRows:
         if self.group_of is not None:
             return np.asarray(of_groups[..., self.group_of])
         return np.repeat(of_groups, self.columns // of_groups.shape[-1], axis=-1)
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return self.coding, self.columns, self.dtype, self.biases is None, self.group_of is None
-
-    def arrays(self) -> Iterator[Array]:
-        for array in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
-            if array is not None:
-                yield np.atleast_1d(np.asarray(array))
 
     def problem(self) -> str | None:
         return bad_group(self)
@@ -163,7 +136,6 @@ def bad_value(row: PackedRows) -> str | None:
     return None
 
 
-Array = NDArray[np.generic]
 Float64 = NDArray[np.float64]
 
 # --- codes of 1 to 8 bits, float8, float4, and scales of any of their types
@@ -193,7 +165,8 @@ def float8_values() -> Float64:
 
 
 FLOAT8 = float8_values()
-FLOAT4 = np.where(np.arange(16) < 8, 1.0, -1.0) * np.abs(FP4_VALUES) / 2  # E2M1; code 8 is -0.0
+_FLOAT4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # E2M1 of each sign; code 8 is -0.0
+FLOAT4 = np.concatenate([_FLOAT4, -_FLOAT4])
 E8M0 = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)  # powers of two
 
 
@@ -220,11 +193,6 @@ def unpacked(words: Array, width: int) -> NDArray[np.uint8]:
     shifts = np.arange(8, dtype=np.uint64) * np.uint64(width)
     codes = (joined[..., None] >> shifts & np.uint64(2**width - 1)).astype(np.uint8)
     return codes.reshape(*packed.shape[:-1], -1)
-
-
-def packed_words(width: int, columns: int) -> int:
-    """32-bit words of a row of so many codes."""
-    return -(-width * columns // 32)
 
 
 def codes_of(words: Array, coding: str) -> Float64:

@@ -9,10 +9,24 @@ variable itself. No bit depends on it.
 Source: OpenBLAS, driver/others/blas_server.c (thread_timeout).
 """
 
+from __future__ import annotations
+
+import contextlib
 import os
+import sys
+from collections.abc import Sequence
 
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
-from lfm2np.commands.cli.program import main
 
-__all__ = ["main"]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code. An interrupt is one line, also while modules are imported, which takes a
+    second."""
+    try:
+        from lfm2np.commands.cli.program import main as run
+
+        return run(argv)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError, AttributeError):  # standard error is closed
+            sys.stderr.write("lfm2np: interrupted\n")
+        return 130

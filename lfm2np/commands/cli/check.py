@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.checkpoint.files import read_tensors
@@ -18,8 +20,8 @@ from lfm2np.commands.cli.shared.parser import (
     add_modes,
     refuse_unused,
     require_at_least,
-    require_folder,
     require_times,
+    to_write,
 )
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, show_report
@@ -31,6 +33,7 @@ from lfm2np.oracle.check import (
     SCORING,
     Checked,
     as_far_as_needed,
+    fitting,
     judged,
     needs_repeats,
     repeated,
@@ -39,12 +42,15 @@ from lfm2np.oracle.check import (
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
+from lfm2np.oracle.engines.records import Request, Trace, whole_request
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
-from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
+from lfm2np.oracle.recorders.registry import FORMS, AnswersOnlyError, Record, record_of, shows_answers_only
 from lfm2np.oracle.report.report import WRONG
 from lfm2np.oracle.sending import always, send_all
 from lfm2np.oracle.workloads import CASES, LONG
@@ -55,7 +61,7 @@ from lfm2np.values import ProgressOf, require_count
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
   1    wrong: DRIFT or BUG
-  2    inconclusive: the engine does not reveal enough, or did not answer
+  2    inconclusive: the engine reports no token ids or no log-probabilities, or did not answer
   3    the check could not run
   130  interrupted"""
 EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16
@@ -89,7 +95,6 @@ def run(arguments: argparse.Namespace) -> None:
     """
     is_file = is_a_file(arguments.target) and arguments.against is None
     refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
-    require_folder(arguments, "html", "junit")
     if arguments.against is not None:
         check_against.run(arguments)
         return
@@ -99,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     require_count("--seed", arguments.seed, 0, 2**63)
     model = load_model(arguments)
     result, known = checked(arguments, model)
-    if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:
+    if recorder is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder, model, known)
     report = report_of(result)
     show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
@@ -154,13 +159,24 @@ def is_a_file(target: str) -> bool:
     return target.endswith(".jsonl") and ":" not in target
 
 
-def recorder_of(arguments: argparse.Namespace) -> Record | None:
-    """The recorder of --locate; RequestError or TargetError, before anything runs, if there can't be one.
+def recorder_of(arguments: argparse.Namespace) -> Record | str | None:
+    """The recorder of --locate, if given; RequestError or TargetError, before anything runs, if there can't be one.
 
-    None also for an engine that is to be recorded itself and shows only answers: see `located`.
+    For an engine that is to be recorded itself, and shows only answers, why it can't be: see `located`.
     """
-    if arguments.locate is None or (not arguments.locate and shows_answers_only(arguments.target)):
+    if arguments.locate is None:
         return None
+    if not arguments.locate and shows_answers_only(arguments.target):
+        return f"{arguments.target} shows answers only; if the same engine runs in Python: --locate RECORDER"
+    try:
+        return record_named(arguments)
+    except AnswersOnlyError as problem:
+        if arguments.locate:
+            raise
+        return str(problem)
+
+
+def record_named(arguments: argparse.Namespace) -> Record:
     return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), recorded_format(arguments))
 
 
@@ -171,20 +187,47 @@ def recorded_format(arguments: argparse.Namespace) -> str:
 
 
 def located(
-    result: Checked, arguments: argparse.Namespace, record: Record | None, model: Model, known: Known
+    result: Checked, arguments: argparse.Namespace, record: Record | str, model: Model, known: Known
 ) -> Checked:
     """The result with the wrong operation, why it is unknown, or how to find it; the verdict stays."""
     path = checkpoint_path(arguments.model)
     target = arguments.locate or arguments.target
-    if record is None:
+    known = replace(known, place=Place())  # the workers have ended
+    if isinstance(record, str):
         words = ["lfm2np", "locate", "dump.safetensors", "--format", recorded_format(arguments)]
         words += [] if arguments.model is None else ["--model", arguments.model]
         words += [] if arguments.rope == READINGS[0] else ["--rope", arguments.rope]
-        return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
-    known = replace(known, place=Place())  # the workers have ended
+        fails = None if is_a_file(target) else partial(fails_again, arguments, model, result.format, known)
+        to_dump = partial(cause_to_dump, result, target, record, shlex.join(words))
+        try:
+            return replace(result, cause=to_dump(fails))
+        except TargetError:  # it is gone, or can't be made again
+            return replace(result, cause=to_dump())
     with progress_bar("locating", "recording") as show:
-        cause = cause_of(result, target, record, read_tensors(path, model.config), model, show, known)
+        tensors, renew = read_tensors(path, model.config), partial(record_named, arguments)
+        cause = cause_of(result, target, record, tensors, model, show, known, renew)
     return replace(result, cause=cause)
+
+
+def fails_again(
+    arguments: argparse.Namespace, model: Model, format_name: str, known: Known, requests: Sequence[Request]
+) -> bool:
+    """Whether the last of these is wrong again, sent one after the other: to a new engine, or the server as it is.
+    TargetError if it does not answer."""
+    chain = [
+        replace(whole_request(request), after=index - 1 if index else None, after_tokens=None)
+        for index, request in enumerate(requests)
+    ]
+    trace = Trace(tuple(chain))
+    with contextlib.closing(target_of(arguments, model)) as target:
+        pairs = target.play(trace).pairs(trace)[-chain[-1].params.n :]
+    pairs = [(request, fitting(request, answer, model.config)) for request, answer in pairs]
+    for _, answer in pairs:
+        if answer.is_refuted:
+            return True
+        if answer.error is not None:
+            raise TargetError(answer.error)
+    return is_wrong(judge(model, format_name, pairs, known=known))
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown: ProgressOf) -> Checked:
@@ -249,6 +292,6 @@ def add_check(commands: Commands) -> None:
     chunk = f"most tokens in a step of the engine ({CHUNK})"
     add(group, "--max-num-batched-tokens N", chunk)
     add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
-    add(parser, "--html FILE", "write an HTML report")
-    add(parser, "--junit FILE", "write a JUnit XML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)
+    add(parser, "--junit FILE", "write a JUnit XML report", type=to_write)
     add_modes(parser, UNUSED)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_folder
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.prompts import add_weights_option
 from lfm2np.commands.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
 from lfm2np.commands.cli.shared.terminal import progress_bar, read_file, show_report
@@ -18,7 +18,7 @@ from lfm2np.oracle.compare.compare import compare
 from lfm2np.oracle.compare.comparison_report import report_of
 from lfm2np.oracle.compare.pair import Files, files_of, longest, require_same_network, require_same_tokens
 from lfm2np.oracle.compare.positions import Others
-from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
+from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text
 from lfm2np.oracle.report.report import plural
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
@@ -30,7 +30,6 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Prints the figures. NumericsError, after the others are shown, if a sequence can't be computed."""
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
-    require_folder(arguments, "html")
     base, quantised = files_of(arguments.base), [files_of(path) for path in arguments.quantised]
     for checkpoint in quantised:
         require_same_network(base, checkpoint)
@@ -62,6 +61,8 @@ def sides(quantised: list[Files], weights: str, place: Place) -> Others:
 
 def what_is_scored(model: Model, quantised: list[Files], arguments: argparse.Namespace) -> list[Scored]:
     """RequestError names what can't be scored, before anything is computed."""
+    if arguments.requests is None and arguments.text is None:
+        raise RequestError("nothing to score: expected --requests or --text")
     most = longest(model.config, quantised)
     scored: list[Scored] = []
     if arguments.requests is not None:
@@ -77,7 +78,7 @@ def what_is_scored(model: Model, quantised: list[Files], arguments: argparse.Nam
         text = read_file(arguments.text)
         window = arguments.window
         scored += of_text(model.tokenizer, model.config.vocab_size, text, arguments.text, window, most)
-    return scored or check_texts(model.tokenizer, most)
+    return scored
 
 
 def add_compare(commands: Commands) -> None:
@@ -90,4 +91,4 @@ def add_compare(commands: Commands) -> None:
     add(parser, "--window N", f"tokens in a window of the text (the context, at most {MOST_WINDOW})")
     add_weights_option(parser)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
-from lfm2np.commands.cli.conformance import require_hypothesis
 from lfm2np.commands.cli.shared import against, format_options, work
 from lfm2np.commands.cli.shared.parser import (
     Commands,
@@ -16,13 +16,13 @@ from lfm2np.commands.cli.shared.parser import (
     require_times,
 )
 from lfm2np.commands.cli.shared.terminal import show_report
-from lfm2np.errors import RequestError
+from lfm2np.errors import ProofError, RequestError
 from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
 EXIT_CODES = """exit codes:
-  0    no trace failed
+  0    no trace failed; without log-probabilities only tokens were compared, as the report says
   1    a trace failed; its findings are in a folder
-  2    inconclusive: the engine does not report its token ids
+  2    inconclusive: the engine does not report its token ids or, with --against, its log-probabilities
   3    it could not run
   130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
@@ -39,6 +39,14 @@ UNUSED = {  # options that a mode does not use
 }
 
 
+def require_hypothesis() -> None:
+    """RequestError without the library that draws the examples."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Prints the findings. ProofError (1) if there are any, InconclusiveError (2) if nothing can be judged."""
     require_hypothesis()
@@ -50,7 +58,12 @@ def run(arguments: argparse.Namespace) -> None:
     require_times(arguments, "minutes", "timeout", "start_seconds")
     if not 0 <= arguments.shrink_minutes < 1e7:
         raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
-    show_report(arguments, fuzzed(arguments))
+    report, is_interrupted = fuzzed(arguments)
+    if is_interrupted:
+        with contextlib.suppress(ProofError):
+            show_report(arguments, report)
+        raise KeyboardInterrupt
+    show_report(arguments, report)
 
 
 def add_fuzz(commands: Commands) -> None:

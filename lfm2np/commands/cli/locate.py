@@ -11,7 +11,7 @@ from pathlib import Path
 from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command
+from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
 from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names, shortened
 from lfm2np.oracle.locate.locate import locate
@@ -103,7 +103,7 @@ def add_record(commands: Commands) -> None:
     parser = add_command(commands, "record", run_record, text, example, model=False, exit_codes=RECORD_EXIT_CODES)
     add(parser, "--model DIR", MODEL_HELP)
     add(parser, "TARGET", FORMS)
-    add(parser, "-o --output FILE", "the dump to write", required=True)
+    add(parser, "-o --output FILE", "the dump to write", type=to_write, required=True)
     ids = "token ids, separated by commas or spaces; may be repeated: another request, run together with the first"
     add(parser, "--prompt-ids IDS", ids, action="append", required=True)
     add(parser, "--request N", "index of the request to write, from 0 (0)", default=0)

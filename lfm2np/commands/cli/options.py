@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from lfm2np.checkpoint.loaded import draft_fixture
-from lfm2np.commands.cli.shared.parser import add, option
+from lfm2np.commands.cli.shared.parser import add, option, to_write
 from lfm2np.commands.cli.shared.terminal import progress_bar
 from lfm2np.engine.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.engine.drafters import Drafter, NgramDrafter
@@ -37,7 +37,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     add(group, "--num-speculative-tokens K", "most draft tokens of a request in a step (4)")
     add(group, "--draft-model DIR", "for --speculative draft (without --model: the draft fixture)")
     add(group, "--draft-sampling", "how the draft model proposes (greedy)", choices=DRAFT_SAMPLING)
-    add(group, "--trace FILE", "write the run as JSON lines, for `lfm2np replay`")
+    add(group, "--trace FILE", "write the run as JSON lines, for `lfm2np draw`", type=to_write)
     return group
 
 

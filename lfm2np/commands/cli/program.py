@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | serve | replay | score | check | compare | record | locate | vectors | ...`."""
+"""The command line: `lfm2np generate | serve | score | check | compare | record | locate | vectors | ...`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from lfm2np.errors import Lfm2npError
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
     "generate": "lfm2np.commands.cli.generate",
     "serve": "lfm2np.commands.cli.serve",
-    "replay": "lfm2np.commands.cli.draw",
     "draw": "lfm2np.commands.cli.draw",
     "lab": "lfm2np.commands.cli.lab",
-    "conformance": "lfm2np.commands.cli.conformance",
     "check": "lfm2np.commands.cli.check",
     "compare": "lfm2np.commands.cli.compare",
     "vet": "lfm2np.commands.cli.vet",
@@ -32,8 +30,6 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
     "vectors": "lfm2np.commands.cli.vectors",
     "simulate": "lfm2np.commands.cli.simulate",
     "score": "lfm2np.commands.cli.score",
-    "merge": "lfm2np.commands.cli.score",
-    "digest": "lfm2np.commands.cli.info",
     "info": "lfm2np.commands.cli.info",
 }
 
@@ -75,8 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{type(error).__name__}: {error}", error.exit_code)
     except MemoryError as error:
         return fail(f"out of memory {error}", 1)
-    except KeyboardInterrupt:
-        return fail("interrupted", 130)
     except BrokenPipeError:
         discard_output()  # the reader has gone: say nothing more
     except OSError as error:

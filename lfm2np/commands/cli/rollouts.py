@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, require_folder
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bars, show_report
 from lfm2np.engine.loading import Model, load
@@ -17,7 +17,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import FORMATS, format_named
 from lfm2np.oracle.rollouts.api import judge_file
-from lfm2np.oracle.rollouts.exact import READINGS, SIDES
+from lfm2np.oracle.rollouts.exact import SIDES
 from lfm2np.oracle.rollouts.judge import AUTO, EXPLAINING, JUDGING, SCORING, Options
 from lfm2np.oracle.rollouts.rollout import SAMPLING
 from lfm2np.values import require_count
@@ -36,7 +36,6 @@ EXIT_CODES = """exit codes:
 def run_rollouts(arguments: argparse.Namespace) -> None:
     """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
     options = options_of(arguments)
-    require_folder(arguments, "html")
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
     defaults = {name: getattr(arguments, name) for name in SAMPLING if getattr(arguments, name) is not None}
     SamplingParams(**defaults)  # RequestError names an option that can't be
@@ -68,7 +67,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         raise RequestError(f"--chunks {chunks!r}: expected whole numbers above 0 with commas between them")
     return Options(
         formats,
-        {side: getattr(arguments, f"{side}_reports") for side in SIDES},
         require_count("--cause-tokens", arguments.cause_tokens, 1, None),
         [int(size) for size in chunks.split(",") if size],
         require_count("--seed", arguments.seed, 0, None),
@@ -90,8 +88,6 @@ def add_rollouts(commands: Commands) -> None:
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
         add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
-        reports_help = f"what the {side} reports (auto: as the file says, else what explains most)"
-        add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
     for name in SAMPLING:
         kind = int if name == "top_k" else float
         add(parser, f"{option(name)} X", f"{name} of sequences that do not say it", type=kind)
@@ -101,4 +97,4 @@ def add_rollouts(commands: Commands) -> None:
     add(parser, "--cause-tokens N", "choose causes by about N tokens, prompts included (2000)", default=2000)
     add(parser, "--seed N", "seed of what is drawn (0)", default=0)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)

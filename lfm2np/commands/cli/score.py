@@ -1,4 +1,4 @@
-"""`lfm2np score`: one sequence token by token, or those of a file; and `merge`: files of results put together."""
+"""`lfm2np score`: one sequence token by token, or those of a file; with --merge, files of results put together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, add_modes, refuse_unused, to_write
 from lfm2np.commands.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -34,7 +34,11 @@ from lfm2np.system import write_whole
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --save results.jsonl --json
-  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --save results.jsonl"""
+  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --save results.jsonl
+  lfm2np score --merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5"""
+
+WITH_MERGE = "goes with --merge"
+MERGING = "is not used by --merge"
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,29 @@ def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
     return read_named_lines(text, source, sequence_of, lambda sequence: sequence.request_id)
 
 
+def merge(arguments: argparse.Namespace) -> None:
+    """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
+    if arguments.output is None:
+        raise RequestError("--merge: expected with -o FILE")
+    model = load_model(arguments)
+    entries = merged(arguments.merge, model)
+    if not entries:
+        raise RequestError(f"{', '.join(arguments.merge)}: no results, expected at least one")
+    with work.place_of(arguments, model) as place:
+        checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed, place)
+    write_whole(arguments.output, "".join(json.dumps(entry.line) + "\n" for entry in entries.values()))
+    fields = {"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}
+    lines = [f"computed again, bit for bit: {item}" for item in checked]
+    lines.append(f"{len(entries)} items from {len(arguments.merge)} files; {len(checked)} computed again")
+    print_result(arguments, fields, "\n".join(lines))
+
+
 def run_score(arguments: argparse.Namespace) -> None:
+    if arguments.merge:
+        refuse_unused(arguments, MERGING)
+        merge(arguments)
+        return
+    refuse_unused(arguments, WITH_MERGE)
     has_completion = arguments.completion is not None or arguments.completion_ids is not None
     if arguments.requests is None and (arguments.workers or arguments.dask or arguments.save is not None):
         raise RequestError("--workers, --dask and --save go with --requests")
@@ -130,44 +156,15 @@ def run_score(arguments: argparse.Namespace) -> None:
 def add_score(commands: Commands) -> None:
     text = "log-probability, rank and margin of given tokens"
     parser = add_command(commands, "score", run_score, text, EXAMPLE, tokenizer=True)
-    add(add_prompt_options(parser), "--requests FILE", SCORED_HELP)
+    source = add_prompt_options(parser)
+    add(source, "--requests FILE", SCORED_HELP)
+    add(source, "--merge FILE", "put together --save files of score, check or vectors of one checkpoint", nargs="+")
     group = parser.add_mutually_exclusive_group()
     add(group, "--completion TEXT", "text after the prompt; only its tokens are shown", type=text_argument)
     add(group, "--completion-ids IDS", "the same as token ids")
+    add(parser, "-o --output FILE", "with --merge: file to write or replace", type=to_write)
+    add(parser, "--spot-check K", "with --merge: recompute K items, and fail if a bit differs (0)", default=0)
+    add(parser, "--seed N", "with --merge: seed that chooses those items (0)", default=0)
     work.add_options(parser)
     add_arithmetic_options(parser)
-
-
-# --- merge
-
-
-MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --save results-1.jsonl    # on one machine
-  lfm2np score --requests part-2.jsonl --save results-2.jsonl    # on another
-  lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
-  lfm2np score --requests all.jsonl --save results.jsonl         # nothing is computed any more"""
-
-
-def run_merge(arguments: argparse.Namespace) -> None:
-    """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
-    model = load_model(arguments)
-    entries = merged(arguments.files, model)
-    if not entries:
-        raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
-    with work.place_of(arguments, model) as place:
-        checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed, place)
-    write_whole(arguments.output, "".join(json.dumps(entry.line) + "\n" for entry in entries.values()))
-    fields = {"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}
-    lines = [f"computed again, bit for bit: {item}" for item in checked]
-    lines.append(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
-    print_result(arguments, fields, "\n".join(lines))
-
-
-def add_merge(commands: Commands) -> None:
-    text = "merge --save files of score, check or vectors, and recompute some of their items"
-    parser = add_command(commands, "merge", run_merge, text, MERGE_EXAMPLE)
-    parser.add_argument("files", metavar="FILE", nargs="+", help="--save files of one checkpoint")
-    add(parser, "-o --output FILE", "file to write or replace", required=True)
-    add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
-    add(parser, "--seed N", "seed that chooses those items (0)", default=0)
-    work.add_executor_options(parser)
-    parser.set_defaults(save=None)
+    add_modes(parser, {WITH_MERGE: ("output", "spot_check", "seed"), MERGING: ("save", "system", "completion")})

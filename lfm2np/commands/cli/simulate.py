@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, show_report
 from lfm2np.commands.simulate import sweep
 from lfm2np.commands.simulate.cost import KNOWN, preset, read_cost_model
@@ -18,7 +18,6 @@ from lfm2np.commands.simulate.fit import fit, read_steps
 from lfm2np.commands.simulate.result import Scenario, config_of, simulate, simulation_report
 from lfm2np.commands.simulate.traffic import Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import document
 from lfm2np.system import replaced, write_whole
 from lfm2np.values import require_count
 from scheduler import POLICIES, TraceWriter
@@ -88,7 +87,7 @@ def run_single(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None]:
-    """A trace for `lfm2np replay` and `lfm2np draw`."""
+    """A trace for `lfm2np draw`."""
     if path is None:
         yield None
         return
@@ -113,8 +112,7 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     if arguments.svg is not None:
         if len(sweep.best_runs(result)) < 2:
             raise RequestError("--svg: a curve by requests a second needs several, such as --sweep rate=2:32")
-        metric, quantile = (target.metric, target.quantile) if target else sweep.CURVES[0]
-        write_whole(arguments.svg, document(sweep.curve(result, target, metric, quantile)))
+        write_whole(arguments.svg, sweep.curve(result, target))
     show_report(arguments, sweep.sweep_report(result, target))
 
 
@@ -181,11 +179,11 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
     capacity_help = "find the most requests a second at this target, for each policy or each --sweep combination"
     add(group, "--capacity METRIC", capacity_help)
-    add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second")
+    add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second", type=to_write)
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
     add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, CSV or JSON lines")
-    add(group, "--out FILE", "where the cost model goes")
+    add(group, "--out FILE", "where the cost model goes", type=to_write)
     group = parser.add_argument_group("output")
-    add(group, "--html FILE", "write an HTML report with curves")
-    add(group, "--trace FILE", "write every step, for `lfm2np draw` and `lfm2np replay`")
+    add(group, "--html FILE", "write an HTML report", type=to_write)
+    add(group, "--trace FILE", "write every step, for `lfm2np draw`", type=to_write)

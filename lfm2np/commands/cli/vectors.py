@@ -1,4 +1,4 @@
-"""`lfm2np vectors make | verify`: golden vectors for engines' own tests."""
+"""`lfm2np vectors make | verify`: golden vectors for engines' own tests; vectors_plain.py judges their answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.errors import RequestError
-from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
 from lfm2np.oracle.vectors.set_files import (
@@ -18,38 +17,31 @@ from lfm2np.oracle.vectors.set_files import (
     PACKAGED,
     packaged_set,
     read_set,
-    require_replaceable,
-    sound,
     write_set,
 )
-from lfm2np.oracle.vectors.vectors_report import counted, report_of_answers, report_of_set, summary
+from lfm2np.oracle.vectors.vectors_report import counted, report_of, summary
 
 EXIT_CODES = """exit codes:
-  0    the set is written, or matches, or the responses are right
-  1    verify: the set differs from the model, or a response is wrong
-  2    verify: responses are missing or not judged
+  0    the set is written, or matches
+  1    verify: the set differs from the model
   3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the folder can't be written
   130  interrupted"""
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
   lfm2np vectors verify && lfm2np vectors verify lfm3
-  lfm2np vectors verify vectors-350M --model LFM2-350M
-  lfm2np vectors verify vectors-350M --answers answers.jsonl --format bfloat16"""
+  lfm2np vectors verify vectors-350M --model LFM2-350M"""
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints what was made or found. ProofError (1) for a difference, InconclusiveError (2) for answers that don't
-    suffice."""
+    """Prints what was made or found. ProofError (1) for a difference."""
     if arguments.what == "make":
         run_make(arguments)
-        return
-    require_folder(arguments, "html", "junit")
-    if arguments.answers is None and arguments.format is not None:
-        raise RequestError("--format: expected --answers with it")
-    show_report(arguments, report_on_set(arguments) if arguments.answers is None else report_on_answers(arguments))
+    else:
+        show_report(arguments, report_on_set(arguments))
 
 
 def run_make(arguments: argparse.Namespace) -> None:
-    require_replaceable(arguments.output)
+    if not Path(arguments.output).parent.is_dir():  # before hours of work
+        raise RequestError(f"--output {arguments.output}: {Path(arguments.output).parent}: no such directory")
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         vectors = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)
@@ -62,16 +54,7 @@ def report_on_set(arguments: argparse.Namespace) -> Report:
     known = read_set(folder_of(arguments))
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
-        return report_of_set(known, verify(model, known, shown, place))
-
-
-def report_on_answers(arguments: argparse.Namespace) -> Report:
-    """By vectors_plain.py alone."""
-    document, format_name = read_set(folder_of(arguments)).document, arguments.format or "float32"
-    with sound(arguments.answers):
-        answers = vectors_plain.read_answers(arguments.answers)
-        judged = vectors_plain.judge(document, answers, format_name)
-    return report_of_answers(document, answers, judged, format_name)
+        return report_of(known, verify(model, known, shown, place))
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
@@ -86,12 +69,12 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 
 def add_vectors(commands: Commands) -> None:
-    text = "make golden vectors, or check the reference or an engine's responses against them"
+    text = "make golden vectors, or check the reference against them"
     parser = add_command(commands, "vectors", run, text, EXAMPLE, exit_codes=EXIT_CODES, is_verdict=True)
     kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
     for name, text in (
         ("make", "compute a set of vectors in exact arithmetic"),
-        ("verify", "compute a set again and compare bit for bit, or check an engine's recorded responses"),
+        ("verify", "compute a set again and compare bit for bit"),
     ):
         sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         sub.usage_exit_code = parser.usage_exit_code
@@ -110,8 +93,3 @@ def add_vectors(commands: Commands) -> None:
                 f"the set, or the name of a packaged one: {', '.join(PACKAGED)} ({PACKAGED[0]})",
                 nargs="?",
             )
-            answers_help = 'an engine\'s responses, {"id", "token_ids", "logprobs"} on each line; no model is needed'
-            add(sub, "--answers FILE", answers_help)
-            add(sub, "--format", "with --answers: number format of the engine (float32)", choices=BOUNDED)
-            add(sub, "--html FILE", "write an HTML report")
-            add(sub, "--junit FILE", "write a JUnit XML report")

@@ -10,8 +10,8 @@ from lfm2np.commands.cli.shared.parser import (
     add,
     add_command,
     require_at_least,
-    require_folder,
     require_times,
+    to_write,
 )
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
 from lfm2np.engine.loading import load
@@ -35,7 +35,6 @@ def run_vet(arguments: argparse.Namespace) -> None:
 
     TargetError (3) for an engine that does not answer.
     """
-    require_folder(arguments, "html")
     require_at_least(arguments, max_tokens=1, tokens=1, seed=0, at_once=1)
     require_times(arguments, "timeout")
     pairs = [text.partition("=")[::2] for text in arguments.candidate]
@@ -88,6 +87,6 @@ def add_vet(commands: Commands) -> None:
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--at-once N", "most requests in flight together (as the engine reports)", type=int)
-    add(parser, "--save FILE", "save requests and responses as they come, and go on with what FILE has")
+    add(parser, "--save FILE", "save requests and responses as they come, and go on with what FILE has", type=to_write)
     work.add_executor_options(parser)
-    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)

@@ -14,9 +14,7 @@ from lfm2np.commands.simulate.cost import MODELS, CostModel
 from lfm2np.commands.simulate.run import Counts, Simulation
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import Axis, Drawing, Series, chart, svg
-from lfm2np.oracle.report.markup import Markup, joined
-from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Figure, Finding, Report, Section, Table
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, plural
 from scheduler import RequestRefused, SchedulerConfig, TraceWriter
 from scheduler.trace import config_as_json
 
@@ -33,7 +31,7 @@ SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes a
 NEAR_LONGEST = 0.8
 GROWN = 1.2  # requests in the server in the last quarter of all arrivals, over those in the third
 WORTH_SAYING = 10  # requests
-POINTS = 128  # of a curve
+POINTS = 32  # of the table over time
 Ints = NDArray[np.int64]
 
 
@@ -213,12 +211,15 @@ def mean_in_server(counts: Counts, quarter: int) -> float:
 def simulation_report(figures: Mapping[str, Any], counts: Counts) -> Report:
     """It measures: exit code 0, saturated or not."""
     queue, requests, cost = figures["queue"], figures["requests"], figures["cost"]
+    refused = sum(requests["refused"].values())
     if queue["saturated"]:
         verdict, looks = "SATURATED", WRONG
+    elif queue["unclear"]:
+        verdict, looks = "unclear whether saturated", OPEN
     else:
-        verdict, looks = ("unclear whether saturated", OPEN) if queue["unclear"] else ("not saturated", RIGHT)
+        verdict, looks = (f"{plural(refused, 'request')} refused", OPEN) if refused else ("not saturated", RIGHT)
     finished = [f"{requests['finished']:,} of {requests['arrived']:,} finished"]
-    lost = {"aborted": requests["aborted"], "refused": sum(requests["refused"].values())}
+    lost = {"aborted": requests["aborted"], "refused": refused}
     lost |= {"left when the simulation ended": requests["left"], "without tokens left out": requests["left_out"]}
     finished += [f"{number:,} {what}" for what, number in lost.items() if number]
     config, rates = figures["config"], figures["throughput"]
@@ -275,20 +276,9 @@ def over_time(counts: Counts) -> Block:
     at = np.linspace(0, counts.end, POINTS + 1)
     come, let_in, gone = (np.searchsorted(column, at, side="right") for column in (arrived, admitted, ended))
     seconds = (at / NANOSECONDS).tolist()
-    lines = [
-        Series(name, list(zip(seconds, values.tolist(), strict=True)), look, "steps")
-        for look, (name, values) in enumerate((("waiting", come - let_in), ("admitted", let_in - gone)))
-    ]
+    rows = [[span(t), *map(int, counts)] for t, *counts in zip(seconds, come - let_in, let_in - gone, strict=True)]
     title = "Requests that wait to be admitted, and requests that were and have not ended"
-    about = f"{title}, over {span(seconds[-1])}."
-    drawing = chart("over-time", title, about, lines, Axis("seconds"), Axis("requests"))
-    rows = [[span(seconds[i]), int(come[i] - let_in[i]), int(let_in[i] - gone[i])] for i in range(0, POINTS + 1, 8)]
-    return figure(drawing, Table("Requests over time", ("at", "waiting", "admitted"), rows, ()))
-
-
-def figure(drawing: Drawing, *numbers: Table) -> Figure:
-    """With its title below it."""
-    return Figure(svg(drawing), joined(Markup(drawing.title), "."), numbers)
+    return Table(title, ("at", "waiting", "admitted"), rows, ())
 
 
 # --- words
@@ -301,6 +291,9 @@ def queue_words(figures: Mapping[str, Any]) -> str:
         return f"unclear whether saturated: {queue['unclear']} ({where})"
     if queue["saturated"] is None:
         left = f"; but {requests['aborted']:,} users left before their answer ended" if requests["aborted"] else ""
+        if refused := sum(requests["refused"].values()):
+            few = f"{refused:,} of {requests['arrived']:,} requests were refused"
+            return f"{few}; of the others the queue did not grow without bound ({where}){left}"
         return f"not saturated: the queue did not grow without bound ({where}){left}"
     saturated = queue["saturated"]
     rate = saturated["requests_per_second"]

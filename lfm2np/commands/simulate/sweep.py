@@ -15,19 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lfm2np.commands.simulate.curve import MOST_LINES, picture
 from lfm2np.commands.simulate.result import (
     HEADS,
     NAMES,
     QUANTILES,
     Scenario,
     cost_words,
-    figure,
     simulate,
     span,
 )
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import MOST_LINES, Axis, Drawing, Series, chart, is_wide, seconds_words, tick_words
-from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, plural
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Finding, Report, Section, Table, plural
 from lfm2np.values import show
 
 STEPS = 6  # of a range of fractions
@@ -37,7 +36,6 @@ PRECISION = 1.01  # of a capacity
 MOST_FACTOR = 2.0**16  # between the first rate that is tried and the last
 FEW = 10  # requests beyond a quantile
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("itl", "p99"), ("e2e", "mean"))
-CURVES = (("ttft", "p99"), ("tpot", "mean"), ("e2e", "mean"))
 Settings = dict[str, Any]
 
 
@@ -182,9 +180,6 @@ def sweep_report(result: Mapping[str, Any], target: Target | None) -> Report:
         "runs": f"{len(runs)}, {sum(run['queue']['saturated'] is not None for run in runs)} of them saturated",
         "cost": cost_words(runs[0]["cost"]),
     }
-    drawn: list[Block] = [
-        figure(curve(result, target, metric, quantile)) for metric, quantile in CURVES if len(best) > 1
-    ]
     return Report(
         command="simulate",
         verdict=verdict,
@@ -193,10 +188,7 @@ def sweep_report(result: Mapping[str, Any], target: Target | None) -> Report:
         means="Times are simulated. At each rate, in requests a second, the runs had the same requests.",
         facts={name: words for name, words in facts.items() if words},
         next_steps=[best_words(rate, run, target) for rate, run in best.items()],
-        sections=[
-            Section("All runs", [table_of(result)]),
-            *([Section("By requests a second", drawn, is_long=True)] if drawn else []),
-        ],
+        sections=[Section("All runs", [table_of(result)])],
         figures=result,
     )
 
@@ -242,32 +234,21 @@ def state(run: Mapping[str, Any], is_best: bool) -> str:
     return "\u25cf best" if is_best and run["is_met"] else words
 
 
-def curve(result: Mapping[str, Any], target: Target | None, metric: str, quantile: str) -> Drawing:
-    """One metric by requests a second, a line for each configuration; what is saturated is left out."""
+def curve(result: Mapping[str, Any], target: Target | None) -> str:
+    """The target's metric, or ttft_p99, by requests a second, as SVG: a line for each configuration, without the runs
+    that are saturated. RequestError where that leaves none."""
+    metric, quantile = (target.metric, target.quantile) if target else COLUMNS[1]
     lines: dict[str, list[tuple[float, float]]] = {}
     for run in result["runs"]:
-        points = lines.setdefault(setting_words(run["settings"]), [])
         value = run["seconds"][metric][quantile]
-        if value is not None and not run["queue"]["saturated"]:
-            points.append((run["settings"]["rate"], value))
-    rates = sorted({run["settings"]["rate"] for run in result["runs"]})
-    drawn = [(words, points) for words, points in lines.items() if points][:MOST_LINES]
-    shown = [Series(words, points, look, "line") for look, (words, points) in enumerate(drawn)]
-    is_aim = target is not None and (target.metric, target.quantile) == (metric, quantile)
-    levels = [(target.seconds, f"target: {span(target.seconds)}")] if target and is_aim else []
-    what = metric_words(metric, quantile)
+        if value and not run["queue"]["saturated"]:
+            lines.setdefault(setting_words(run["settings"]), []).append((run["settings"]["rate"], value))
+    if not lines:
+        raise RequestError("--svg: every run is saturated, expected one that is not")
+    drawn = dict(list(lines.items())[:MOST_LINES])
     left = f", the first {MOST_LINES} of {len(lines)} configurations" if len(lines) > MOST_LINES else ""
-    wide = is_wide([y for line in shown for _, y in line.points])
-    x_title = "requests a second" + ", log scale" * is_wide(rates)
-    return chart(
-        f"by-rate-{metric}",
-        f"{what} by requests a second{left}",
-        f"{what} by requests a second, one line for each configuration; {result['traffic']}.",
-        shown,
-        Axis(x_title, is_wide(rates), tick_words, rates if len(rates) < 9 else ()),
-        Axis(what + ", log scale" * wide, wide, seconds_words),
-        levels,
-    )
+    about = f"One line for each configuration{left}; {result['traffic']}."
+    return picture(drawn, metric_words(metric, quantile), about, target.seconds if target else None)
 
 
 # --- capacity

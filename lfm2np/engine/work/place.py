@@ -67,7 +67,6 @@ class Source:
     numerics: str
     sha256: str  # LoadedModel.sha256
     weights: str = "resident"
-    prepared: str | None = None  # LoadedModel.prepared_directory
     rope: str = "trained"  # LoadedModel.rope
 
 
@@ -298,10 +297,7 @@ def begin_worker() -> None:
 
 
 def source_of(model: LoadedModel) -> Source:
-    kept_in = None if model.prepared_directory is None else str(model.prepared_directory.absolute())
-    return Source(
-        str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, kept_in, model.rope
-    )
+    return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, model.rope)
 
 
 def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
@@ -317,9 +313,7 @@ def model_of(source: Source) -> LoadedModel:
 @functools.lru_cache(maxsize=1)
 def load_source(source: Source) -> LoadedModel:
     """WorkerError if it is another checkpoint than in the parent."""
-    model = read_model(
-        Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared, rope=source.rope
-    )
+    model = read_model(Path(source.path), source.numerics, weights=source.weights, rope=source.rope)
     if model.sha256 != source.sha256:
         raise WorkerError(
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"

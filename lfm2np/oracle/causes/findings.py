@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
-from lfm2np.oracle.causes.split import Description, described, so_unlike
+from lfm2np.oracle.causes.split import Description, described, so_unlike, tendency_of
 from lfm2np.oracle.causes.tags import LEAK
-from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.judging.verdict import Position, probability_words
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_CAUSES = 3
@@ -134,12 +134,17 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """If no tag separates right from wrong."""
+    """If no tag separates right from wrong: where it is wrong more often, if anywhere."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
         return Suspicion(CERTAIN, "wrong everywhere, and no format errs like this", EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
-    return Suspicion(GUESS, words)
+    words = f"wrong in {len(wrong)} of {len(asked)} requests"
+    if (seen := tendency_of(positions)) is None:
+        return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
+    here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
+    where = f"{words}, more often {seen.split.wrong.removeprefix('only ')}: {here} against {there} {seen.split.right}"
+    accident = f"(by accident: {probability_words(seen.chance)})"
+    return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)

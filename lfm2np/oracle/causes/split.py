@@ -5,7 +5,8 @@ position is wrong (mutual information, each request with the same weight); of eq
 What is wrong on its right side is split again, as another bug: it is wrong by itself.
 
 One of many splits may separate by chance, so it counts only if requests on both sides would hardly ever differ so much
-by accident (`so_unlike`), and if the right side has at least half of the right positions.
+by accident (`so_unlike`), and if the right side has at least half of the right positions. Where none counts, one under
+which requests are wrong more often than others may still be named as that: `tendency_of`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lfm2np.oracle.causes.tags import TAGS, Tag
 from lfm2np.oracle.judging.verdict import Position
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
+TENDENCY_CHANCE, EDGES_TRIED = 1e-2, 100  # likewise of what is only more often wrong; of a number times so many edges
 LEAST_SHARE = 0.5  # of the right positions on the right side
 SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, and what their gain counts for
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
@@ -61,6 +63,17 @@ class Description:
     def right(self) -> str:
         """What follows "right" in a line."""
         return ", ".join(dict.fromkeys(split.right for split in self.splits))
+
+
+@dataclass(frozen=True)
+class Tendency:
+    """A split under which requests are wrong more often on one side: of how many requests each, how many are wrong."""
+
+    split: Split
+    wrong: tuple[int, int]
+    others: tuple[int, int]
+    explained: float
+    chance: float
 
 
 class Positions:
@@ -162,6 +175,20 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
         if so_unlike(*wrong_side, *right_side) <= MOST_CHANCE:
             return split
     return None
+
+
+def tendency_of(positions: Sequence[Position]) -> Tendency | None:
+    """Of all splits, also those with wrong positions or few right ones on the right side, the least of an accident."""
+    judged, tendencies = Positions(positions), list[Tendency]()
+    if judged.wrong.any() and not judged.wrong.all():
+        for name, tag in TAGS.items():
+            for split in splits_of(tag, judged.levels[name], judged, judged.everywhere):
+                wrong, others = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
+                explained = judged.explained(split.is_right, judged.everywhere)
+                chance = so_unlike(*wrong, *others) * (EDGES_TRIED if tag.edges else 1)
+                tendencies.append(Tendency(split, wrong, others, explained, chance))
+    least = min(tendencies, key=lambda each: (each.chance, -round(each.explained, 9)), default=None)
+    return least if least is not None and least.chance <= TENDENCY_CHANCE else None
 
 
 def gain_of(judged: Positions, split: Split, of: Mask) -> float:

@@ -7,7 +7,7 @@ of order; exponentials are elementary's; a percentile is the value at its rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from scheduler.checksum import json_sha256
 Result = Mapping[str, Any]  # of one sequence: see positions.py
 Kept = tuple[Scored, Result, Result]  # of one sequence the base's columns and the other's
 Figures = dict[str, Any]
-MOST_MISMATCHES = 100  # that are listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,8 @@ def compare(
 
 
 def figures_of(scored: Sequence[Scored], results: Sequence[Result], number: int) -> Figures:
-    """Of the quantised checkpoint of that number.
+    """Of the quantised checkpoint of that number. A mismatch is another greedy token; a clear one has a margin in the
+    base of more than a bfloat16 step of its logits.
 
     Sequences with an error are left out, and counted under `failed`. Figures without data are None.
     """
@@ -96,8 +96,8 @@ def figures_of(scored: Sequence[Scored], results: Sequence[Result], number: int)
         if "error" not in result["quantised"][number]
     ]
     kls = sorted(value for _, _, other in compared for value in other["kl"].tolist())
-    listed = [mismatch for entry in compared for mismatch in mismatches(*entry)]
-    listed.sort(key=lambda mismatch: (-mismatch["margin"], mismatch["name"], mismatch["row"]))
+    clear = [base["clear"][base["best"] != other["best"]] for _, base, other in compared]  # of mismatches
+    count = sum(map(len, clear))
     return {
         "failed": len(scored) - len(compared),
         "positions": len(kls),
@@ -108,29 +108,12 @@ def figures_of(scored: Sequence[Scored], results: Sequence[Result], number: int)
             "largest": ranked(kls, 100),
         },
         "mismatches": {
-            "count": len(listed),
-            "clear": sum(not mismatch["near_tie"] for mismatch in listed),
-            "agreement": (len(kls) - len(listed)) / len(kls) if kls else None,
+            "count": count,
+            "clear": sum(int(rows.sum()) for rows in clear),
+            "agreement": (len(kls) - count) / len(kls) if kls else None,
         },
         "perplexities": perplexities(compared),
-        "listed_mismatches": listed[:MOST_MISMATCHES],
     }
-
-
-def mismatches(sequence: Scored, base: Result, other: Result) -> Iterator[Figures]:
-    """Where the greedy token differs. A near tie: the base's margin is at most a bfloat16 step of its logits."""
-    for row in np.flatnonzero(base["best"] != other["best"]).tolist():
-        margin = float(base["margins"][row])
-        yield {
-            "source": sequence.source,
-            "name": sequence.name,
-            "row": sequence.start + row,
-            "base_token_id": int(base["best"][row]),
-            "token_id": int(other["best"][row]),
-            "margin": margin,
-            "kl": float(other["kl"][row]),
-            "near_tie": margin <= float(base["steps"][row]),
-        }
 
 
 def perplexities(compared: Sequence[Kept]) -> list[Figures]:

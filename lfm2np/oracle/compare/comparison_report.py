@@ -1,15 +1,14 @@
-"""A comparison as a report: a row a checkpoint, perplexities by what was scored, token mismatches."""
+"""A comparison as a report: a row a checkpoint, and perplexities by what was scored."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from lfm2np.oracle.compare.compare import Compared, Figures
 from lfm2np.oracle.report.report import RIGHT, Report, Section, Table, number, plural
 
 HEADER = ("checkpoint", "bits", "KL mean", "median", "99 %", "largest", "same top-1", "mismatches", "clear")
-MISMATCH = ("checkpoint", "sequence", "row", "base's token", "quantised", "margin, nats", "KL, nats", "near tie")
+PERPLEXITY = ("checkpoint", "of", "base", "quantised", "ratio")
 NOTES = (
     "KL: from the base's distribution over the whole vocabulary to the quantised, nats. Bits: stored, a weight.",
     "Mismatches: other greedy tokens; clear: the base's margin is more than a step of bfloat16 of its logits.",
@@ -24,7 +23,6 @@ def report_of(compared: Compared) -> Report:
         for name, figures in named
         for each in figures["perplexities"]
     ]
-    mismatches = [mismatch_row(name, each) for name, figures in named for each in figures["listed_mismatches"]]
     return Report(
         command="compare",
         verdict="compared",
@@ -41,8 +39,7 @@ def report_of(compared: Compared) -> Report:
         },
         sections=[
             Section("Figures", [Table("", HEADER, [main_row(*each) for each in named]), *NOTES]),
-            Section("Perplexity", tables("", ("checkpoint", "of", "base", "quantised", "ratio"), perplexities)),
-            Section("Token mismatches", tables("The widest margins first", MISMATCH, mismatches), is_long=True),
+            Section("Perplexity", [Table("", PERPLEXITY, perplexities, (0, 1))] if perplexities else []),
         ],
         figures={
             "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
@@ -73,19 +70,6 @@ def main_row(name: str, figures: Figures) -> list[str]:
         "-" if agreement is None else f"{100 * agreement:.2f} %",
         *(str(mismatches[which]) for which in ("count", "clear")),
     ]
-
-
-def mismatch_row(name: str, mismatch: Figures) -> list[object]:
-    return [
-        *(name, f"{mismatch['source']} {mismatch['name']}"),
-        *(mismatch["row"], mismatch["base_token_id"], mismatch["token_id"]),
-        *(number(mismatch["margin"]), number(mismatch["kl"]), "yes" if mismatch["near_tie"] else "no"),
-    ]
-
-
-def tables(title: str, header: Sequence[str], rows: list[list[object]]) -> list[Table]:
-    """One, or none without rows; the first two columns are words."""
-    return [Table(title, header, rows, (0, 1))] if rows else []
 
 
 def digits(value: float | None) -> str:

@@ -7,7 +7,7 @@ An item is a sequence, and the quantised checkpoints by their SHA-256, the same 
 Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
 a next token, V vocabulary, D hidden.
 
-All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
+All sums are exact_sum's, exp and log are elementary's: so the bits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.grids import exact_sum
 from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine import ragged
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import Source, Work, load_source
-from lfm2np.oracle.compare.divergence import divergence
+from lfm2np.truth import elementary
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
 Others = Mapping[str, LoadedModel | Source]
 BFLOAT16_BITS = 8  # of a significand
+TINY = 2.0**-900  # a sum of smaller terms alone has no grid in float64
 MOST_LOADED = 16  # quantised checkpoints of a worker
 loaded = lru_cache(maxsize=MOST_LOADED)(load_source)
 
@@ -73,31 +75,36 @@ def predictions(
     best      [R]  the greedy token
     logprobs  [M]  of the token that follows
     wrong     [R]  where a logit is not finite
-    margins   [R]  the base's: by how much the greedy token's logit is ahead of the next; 0 in a vocabulary of one
-    steps     [R]  the base's: between neighbours in bfloat16, of the logit that is largest in absolute value
+    clear     [R]  the base's: 1 where the greedy token's logit is ahead of the next by more than a step between
+                   neighbours in bfloat16, of the logit that is largest in absolute value
     kl        [R]  the others': divergence from the base's distribution, over the whole vocabulary, nats
     """
     parts: list[list[Columns]] = [[] for _ in sides]
     for rows in pieces(len(sides[0][0]), sides[0][1].outputs, LOGITS_AT_ONCE):
-        base: tuple[Array, Array] | None = None
+        base: Array | None = None  # [r, V] log-probabilities
         for part, (states, head) in zip(parts, sides, strict=True):
             with np.errstate(all="ignore"):
                 logits = numerics.linear(states[rows], head)  # [r, V]
             wrong = np.asarray(~np.isfinite(logits).all(axis=1))
             logits[wrong] = 0.0
             logprobs, given = numerics.log_softmax(logits), following[rows]
-            own = {"kl": divergence(*base, logits)} if base else margins_and_steps(logits)
-            base = base or (logits, logprobs)
+            own = {"clear": are_clear(logits)} if base is None else {"kl": divergence(base, logprobs)}
+            base = logprobs if base is None else base
             columns = {"best": np.argmax(logits, axis=1).astype(np.int64), "wrong": wrong, **own}
             part.append({**columns, "logprobs": logprobs[np.arange(len(given)), given]})
     return [{name: np.concatenate([part[name] for part in side]) for name in side[0]} for side in parts]
 
 
-def margins_and_steps(logits: Array) -> Columns:
+def divergence(base: Array, other: Array) -> Array:
+    """KL [r] in nats, of log-probabilities [r, V]: 0 of equal ones, and right to about 1e-15."""
+    terms = elementary.exp(base) * (base - other)
+    return np.maximum(0.0, exact_sum(np.where(np.abs(terms) < TINY, 0.0, terms)))
+
+
+def are_clear(logits: Array) -> Array:
+    """[r] 0 or 1"""
     if logits.shape[1] == 1:
-        margins = np.zeros(len(logits))
-    else:
-        second, first = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64).T
-        margins = first - second
+        return np.zeros(len(logits), np.int64)
+    second, first = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64).T
     largest = np.abs(logits).max(axis=1).astype(np.float64)
-    return {"margins": margins, "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS)}
+    return np.asarray(first - second > np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS), np.int64)

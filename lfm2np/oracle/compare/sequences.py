@@ -1,4 +1,4 @@
-"""What is scored: prompts with their completions, windows of a text, or the texts of `lfm2np check`."""
+"""What is scored: prompts with their completions, or windows of a text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.errors import RequestError
-from lfm2np.oracle.workloads import TEXTS
 
 MOST_WINDOW = 2048  # tokens, unless another is asked for
-REQUESTS, TEXT, OWN_TEXTS = "requests", "windows of the text", "texts of lfm2np check"
+REQUESTS, TEXT = "requests", "windows of the text"
 
 
 @dataclass(frozen=True)
 class Scored:
     """Rows start to stop - 1 of a sequence are compared; row t predicts token t + 1."""
 
-    source: str  # REQUESTS, TEXT or OWN_TEXTS
+    source: str  # REQUESTS or TEXT
     name: str
     token_ids: tuple[int, ...]
     start: int
@@ -76,11 +75,3 @@ def cut_at_lines(text: str, most: int) -> Iterator[str]:
             stop = stop if line < 0 else line + 1
         yield text[start:stop]
         start = stop
-
-
-def check_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
-    sequences = []
-    for number, text in enumerate(TEXTS):
-        ids = tuple(tokenizer.encode(text)[: longest + 1])
-        sequences.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
-    return [sequence for sequence in sequences if sequence.stop > 0]

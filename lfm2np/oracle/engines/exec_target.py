@@ -34,30 +34,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
-import os
 import re
 import signal
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from lfm2np.errors import RequestError
+from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.records import DEAD, NO_ANSWER, Answer, Request, Trace, failed, shortened
 from lfm2np.oracle.engines.records_json import checked_answer, read_switch, read_text, request_as_json, whole_number
 from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
 
 PROTOCOL = 2
-PATIENCE = 120.0  # seconds to wait for a line
+PATIENCE = 120.0  # seconds to wait for an answer
 MAX_LINE = 64 * 2**20
-STDERR_BYTES, STDERR_LINES, STDERR_CHARACTERS = 4096, 10, 500
-GRACE = 5.0  # seconds for a process to end by itself
+STDERR_BYTES = 500  # that a message has of it
+GRACE, FAREWELL = 5.0, 1.0  # seconds for a process to end by itself: after a bye, and after it failed
 ID_OF_A_BAD_LINE = re.compile(rb'"request_id"\s*:\s*"([^"\\]*)"')
 HELLO: dict[str, Callable[[Any, str], Any]] = {  # the fields of an engine's hello
     "protocol": whole_number,
@@ -80,7 +77,9 @@ class ExecTarget:
     """
 
     def __init__(self, command: str, model: str | Path, vocab_size: int, patience: float = PATIENCE) -> None:
-        self._command, self._patience = command, patience
+        if not patience > 0:
+            raise RequestError(f"patience {patience}: expected seconds, more than 0")
+        self.command, self.patience = command, patience
         self._hello = {"kind": "hello", "protocol": PROTOCOL, "model": str(model), "vocab_size": vocab_size}
         self._process: LineProcess | None = None
         self._abilities: Abilities | None = None
@@ -93,15 +92,13 @@ class ExecTarget:
         if self._gone is not None:
             raise TargetError(self._gone)
         if self._abilities is None:
-            self._process = LineProcess(self._command, self._patience)
-            self._process.send([self._hello])
+            self._process = process = LineProcess(self.command)
             try:
-                self._abilities = read_hello(self._process.receive())
-            except RequestError as problem:
-                raise self._lose(self._process.complaint(str(problem))) from None
-            except TargetError as problem:
-                raise self._lose(str(problem)) from None
-            self._process.wait_for_nothing()
+                with process.patient(self.patience):
+                    process.send([self._hello])
+                    self._abilities = read_hello(process.receive())
+            except Lfm2npError as problem:
+                raise self._lost(process, problem) from None
         return self._abilities
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
@@ -111,44 +108,42 @@ class ExecTarget:
     def close(self) -> None:
         """Says bye, waits a little, and kills what is left. It can't be used afterwards."""
         if self._process is not None and self._gone is None:
-            self._process.send([{"kind": "bye"}], is_last=True)
-            self._process.close(GRACE)
+            self._process.close(GRACE, is_friendly=True)
         self._gone = self._gone or "the engine was closed"
 
     def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
-        """One run."""
+        """One run, whose answers are kept as they come: none is lost when the engine dies."""
         answers: dict[int, Answer] = {}
+        process, names = self._process, [f"{next(self._serial)}:{request.request_id}" for request in requests]
+        assert process is not None
         try:
             if self._gone is None:
-                self._run(requests, answers, came)
+                with process.patient(self.patience):
+                    process.send([*map(line_of, requests, names), {"kind": "run"}])
+            while self._gone is None and len(answers) < len(requests):
+                with process.patient(self.patience):
+                    index, fields = self._next_answer(process, names)
+                if index in answers:
+                    fields = {"error": "answered twice in one run", "kind": NO_ANSWER}
+                answers[index] = checked_answer(requests[index], fields)
+                came(index, (answers[index],))
         except TargetError as problem:
-            self._lose(str(problem))
+            self._lost(process, problem)
         return [(answers.get(index) or failed(self._gone or "", DEAD),) for index in range(len(requests))]
 
-    def _run(self, requests: Sequence[Request], answers: dict[int, Answer], came: Arrived) -> None:
-        """One run, whose answers are added as they come: none is lost when the engine dies. TargetError then."""
-        assert self._process is not None
-        names = [f"{next(self._serial)}:{request.request_id}" for request in requests]
-        self._process.send([*map(line_of, requests, names), {"kind": "run"}])
-        while len(answers) < len(requests):
-            name, fields = read_answer(self._process.receive())
-            if name not in names:
-                what = fields.get("error") if name is None else f"an answer to {name!r}, not asked in this run"
-                self._noise = f"; it also wrote: {shortened(str(what))}"
-                continue
-            index = names.index(name)
-            if index in answers:
-                fields = {"error": "answered twice in one run", "kind": NO_ANSWER}
-            answers[index] = checked_answer(requests[index], fields)
-            came(index, (answers[index],))
-            self._process.wait_anew()
-        self._process.wait_for_nothing()
+    def _next_answer(self, process: LineProcess, names: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """Which of the run's requests is answered, and the answer's fields; all other lines are noise."""
+        while True:
+            name, fields = read_answer(process.receive())
+            if name in names:
+                return names.index(name), fields
+            what = fields.get("error") if name is None else f"an answer to {name!r}, not asked in this run"
+            self._noise = f"; it also wrote: {shortened(str(what))}"
 
-    def _lose(self, how: str) -> TargetError:
+    def _lost(self, process: LineProcess, problem: Exception) -> TargetError:
         """Gives the engine up for good: what it would answer from now on can't be assigned to requests."""
-        self._gone = how + self._noise
-        if self._process is not None:
-            self._process.close(0.0)
+        why = "; ".join(filter(None, (str(problem), process.close(FAREWELL))))
+        self._gone = f"exec:{shortened(self.command, 200)}: {why}{self._noise}"
         return TargetError(self._gone)
 
 
@@ -219,105 +214,77 @@ def shown(line: bytes) -> str:
 class LineProcess:
     """A child process that exchanges lines, and leads a session of its own, so that it ends with all that it started.
 
-    A thread watches it. If it is silent for `patience` seconds the session is killed, and once it has ended, too, since
-    children of it may hold its output open: so no read waits for ever. Its stderr goes to a file, for messages.
-
-    RequestError for an invalid command, TargetError if it can't be started.
+    Its stderr goes to a file, for messages. RequestError for an invalid command, TargetError if it can't be started.
     """
 
-    def __init__(self, command: str, patience: float) -> None:
-        if not patience > 0:
-            raise RequestError(f"patience {patience}: expected seconds, more than 0")
-        self.command, self.patience = command, patience
+    def __init__(self, command: str) -> None:
+        try:
+            words = split_command(command)
+        except ValueError as problem:
+            raise RequestError(f"exec:{command}: {problem}, expected a command as a shell would split it") from None
+        if not words:
+            raise RequestError("exec: without a command, expected exec:COMMAND")
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = start(command, self._stderr)
-        self._deadline, self._is_late = math.inf, False
-        self._watcher = in_background(self._watch)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(words, **pipes, **session())
+        except (OSError, ValueError) as problem:  # ValueError: a NUL in a word
+            raise TargetError(f"exec:{command}: can't be started: {problem}") from None
+        self._late = ""  # that it was killed for its silence
 
-    def send(self, records: Sequence[Mapping[str, Any]], is_last: bool = False) -> None:
-        """Never waits, as a process that answers before it has read all would be waited for by both sides."""
-        content = "".join(json.dumps(record) + "\n" for record in records).encode()
-        self.wait_anew()
-        in_background(lambda: self._write(content, is_last))
+    @contextlib.contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Kills it if what is done inside takes longer: then no read and no write waits any more."""
+
+        def kill() -> None:
+            self._late = f"no answer in {seconds:g} s"
+            kill_session(self.process)
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def send(self, records: Sequence[Mapping[str, Any]]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone: the reader will notice
+            self.process.stdin.write("".join(json.dumps(record) + "\n" for record in records).encode())
+            self.process.stdin.flush()
 
     def receive(self) -> bytes:
-        """The next line. TargetError if the process is gone, or was silent for too long."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline(MAX_LINE)
-        if line.endswith(b"\n"):
-            return line
+        """The next line. TargetError if there is none, or it is too long."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline(MAX_LINE)
         if len(line) == MAX_LINE:
-            raise TargetError(self.complaint(f"a line of more than {MAX_LINE} bytes"))
-        half = f"half a line, and then its output ended: {shown(line)}" if line else ""
-        raise TargetError(self.complaint(f"no answer in {self.patience:g} s" if self._is_late else half))
+            raise TargetError(f"a line of more than {MAX_LINE} bytes")
+        if not line.endswith(b"\n"):
+            raise TargetError(f"half a line, and then its output ended: {shown(line)}" if line else "")
+        return line
 
-    def wait_anew(self) -> None:
-        """From now on it may be silent for its patience."""
-        self._deadline = time.monotonic() + self.patience
+    def close(self, grace: float, is_friendly: bool = False) -> str:
+        """After `grace` seconds kills it and all that it started. How it ended, and the end of its stderr.
 
-    def wait_for_nothing(self) -> None:
-        """It may be silent until it gets something."""
-        self._deadline = math.inf
-
-    def complaint(self, what: str) -> str:
-        """What it did, how it ended if it has, and the end of its stderr."""
-        parts = [what] if what else []
+        is_friendly  says bye before
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if is_friendly:
+            with self.patient(grace), contextlib.suppress(OSError):
+                self.send([{"kind": "bye"}])
+                self.process.stdin.close()
         try:
-            parts.append("" if self._is_late else f"it ended {how_it_ended(self._process.wait(1.0))}")
+            how = self._late or f"it ended {how_it_ended(self.process.wait(grace))}"
         except subprocess.TimeoutExpired:
-            parts += [] if what else ["it closed its output, and still runs"]
-        self._stderr.seek(-min(self._stderr.seek(0, os.SEEK_END), STDERR_BYTES), os.SEEK_END)
-        lines = [shortened(line.decode(errors="replace"), STDERR_CHARACTERS) for line in self._stderr.readlines()]
-        last = " | ".join(line for line in lines[-STDERR_LINES:] if line)
-        last = last if len(last) <= STDERR_CHARACTERS else f"...{last[-STDERR_CHARACTERS:]}"
-        parts.append(f"last on stderr: {last}" if last else "nothing on stderr")
-        return f"exec:{shortened(self.command, 200)}: {'; '.join(filter(None, parts))}"
-
-    def close(self, grace: float = GRACE) -> None:
-        """After `grace` seconds kills it and all that it started. Any number of times."""
-        self._deadline = time.monotonic() + grace
-        self._watcher.join()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._stderr.close()
-
-    def _write(self, content: bytes, is_last: bool) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is gone: the reader will notice
-            self._process.stdin.write(content)
-            self._process.stdin.flush()
-            if is_last:
-                self._process.stdin.close()
-
-    def _watch(self) -> None:
-        while time.monotonic() < self._deadline:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.1)
-                break
-        else:
-            self._is_late = True
-        kill_session(self._process)
-
-
-def start(command: str, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The process of a command line, without a shell."""
-    try:
-        words = split_command(command)
-    except ValueError as problem:
-        raise RequestError(f"exec:{command}: {problem}, expected a command as a shell would split it") from None
-    if not words:
-        raise RequestError("exec: without a command, expected exec:COMMAND")
-    try:
-        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, **session())
-    except (OSError, ValueError) as problem:  # ValueError: a NUL in a word
-        raise TargetError(f"exec:{command}: can't be started: {problem}") from None
-
-
-def in_background(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
+            how = "it still ran, and was ended"
+        kill_session(self.process)
+        self.process.wait()
+        self._stderr.seek(-min(self._stderr.seek(0, 2), STDERR_BYTES), 2)
+        last = shortened(self._stderr.read().decode(errors="replace").strip().replace("\n", " | "), 2 * STDERR_BYTES)
+        for file in (self.process.stdin, self.process.stdout, self._stderr):
+            with contextlib.suppress(OSError):
+                file.close()
+        return f"{how}; {f'last on stderr: {last}' if last else 'nothing on stderr'}"
 
 
 def how_it_ended(code: int) -> str:

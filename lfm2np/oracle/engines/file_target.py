@@ -18,9 +18,10 @@ from typing import Any
 from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of
+from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, Trace, failed, samples_of
 from lfm2np.oracle.engines.records_json import (
     NOTED,
+    ImpossibleValueError,
     answer_as_json,
     answer_from_json,
     parse_line,
@@ -174,6 +175,8 @@ class FileTarget:
             if not self._path.is_file():
                 raise TargetError(f"{self._path}: no such file, expected lines of requests and answers")
             self._transcript = Transcript(self._path, is_target=True)
+            if not self._transcript.pairs():
+                raise TargetError(f"{self._path}: no answers, expected lines of requests and answers")
         return self._transcript
 
 
@@ -186,7 +189,7 @@ def contradicts(earlier: Pair | None, later: Pair) -> bool:
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Of any kind, its checksum checked, if it has one. RequestError that names the line."""
-    raw = parse_line(decode_text(line, where, RequestError), where)
+    raw = parse_line(decode_text(line, where, RequestError), where, with_nan=True)  # as Python writes it
     known = ({"request", "answer"}, {"request", "answer", FIELD}, {"end", FIELD}, {"verdict"}, {"verdict", FIELD})
     if not isinstance(raw, dict) or (set(raw) not in known and not line.startswith(RESULTS)):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
@@ -199,7 +202,11 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
 def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
     """RequestError that names the line."""
     try:
-        return request_from_json(raw["request"]), answer_from_json(raw["answer"])
+        request = request_from_json(raw["request"])
+        try:
+            return request, answer_from_json(raw["answer"])
+        except ImpossibleValueError as problem:
+            return request, failed(str(problem), IMPOSSIBLE)
     except RequestError as problem:
         raise RequestError(f"{where}: {problem}") from None
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from lfm2np.checkpoint.strict_json import parse_object
+from lfm2np.checkpoint.strict_json import KINDS, parse_object, parse_value
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.records import shortened
 from lfm2np.oracle.engines.target import TargetError
@@ -214,7 +214,15 @@ def translated(problem: Exception, is_connected: bool) -> HttpError:
 
 def read_json(response: http.client.HTTPResponse) -> dict[str, Any]:
     require_type(response, "application/json")
-    return parse_object(response.read(), "the answer", BadReply)
+    return parse_reply(response.read(), "the answer")
+
+
+def parse_reply(content: bytes, what: str) -> dict[str, Any]:
+    """A JSON object, with NaN as Python writes it: records_json.py says of which field it is."""
+    parsed = parse_value(content, what, BadReply)
+    if not isinstance(parsed, dict):
+        raise BadReply(f"{what}: a JSON {KINDS[type(parsed)]}, expected an object")
+    return parsed
 
 
 def read_events(response: http.client.HTTPResponse, is_enough: Enough) -> list[dict[str, Any]]:
@@ -226,7 +234,7 @@ def read_events(response: http.client.HTTPResponse, is_enough: Enough) -> list[d
             content = line.removeprefix(b"data:").strip()
             if content == b"[DONE]":
                 break
-            events.append(parse_object(content, f"event {len(events)}", BadReply))
+            events.append(parse_reply(content, f"event {len(events)}"))
     return events
 
 

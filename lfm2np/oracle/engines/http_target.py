@@ -130,7 +130,7 @@ class HttpTarget:
         if is_streamed and not dialect.streams_all and not is_whole:
             return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
         count = None if dialect.cached is None else value_at(reply, dialect.cached)
-        cached = count if type(count) is int and 0 <= count <= len(request.prompt_token_ids) else None
+        cached = count if type(count) is int and 0 <= count < 2**63 else None
         answers = [read_answer(request, response) for response in responses]
         return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
 

@@ -6,6 +6,7 @@ does not report keeps its default: it is never guessed, and never counts as righ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,8 @@ NO_ANSWER = "no answer"  # none came, or nothing that can be read as one
 NO_ABORT = "the engine can't abort a request"
 UNTOLD = "untold"  # a stop reason that an engine does not report: None is one
 MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
+MOST_IDS = 32  # that are shown of a prompt
+MANY_NUMBERS = re.compile(r"(?<![-\d.])((?:[-\d.]+,\s*){8})(?:[-\d.]+,\s*){8,}[-\d.]+")
 MOST_REQUESTS, MOST_PAUSE = 1000, 60_000
 MOMENT = 10  # milliseconds
 
@@ -235,9 +238,15 @@ def require_request(request: Request, where: str, num_before: int | None) -> Non
 
 
 def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
-    """A text from outside as one line that is safe for a terminal."""
+    """A text from outside as one line that is safe for a terminal; of many ids or numbers in it, the first few."""
+    text = MANY_NUMBERS.sub(lambda match: f"{match[1]}... {match[0].count(',') + 1} numbers", text)
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def shown_ids(ids: Sequence[int]) -> str:
+    """The first MOST_IDS, and how many there are."""
+    return ", ".join(map(str, ids[:MOST_IDS])) + (f", ... {len(ids)} tokens" if len(ids) > MOST_IDS else "")
 
 
 def fault(problem: BaseException) -> str:

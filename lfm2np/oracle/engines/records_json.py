@@ -36,6 +36,11 @@ from lfm2np.oracle.engines.records import (
     require_request,
 )
 
+
+class ImpossibleValueError(RequestError):
+    """A value that can be read, and that no right engine gives: a token id below 0, NaN for a log-probability."""
+
+
 DEFAULTS = greedy("", (0,), 1)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 FIELDS = {field.name for field in dataclasses.fields(Request)} - {"params"}
@@ -82,7 +87,7 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
 
 
 def answer_from_json(raw: Any) -> Answer:
-    """RequestError that names the field: unknown, wrong type, not finite, or wrong length."""
+    """RequestError that names the field: unknown, wrong type, not finite, or wrong length; ImpossibleValueError."""
     fields = read_object(raw, "an answer")
     if unknown := [name for name in fields if name not in ANSWER_FIELDS]:
         raise RequestError(f"answer field {unknown[0]!r}: expected one of {', '.join(sorted(ANSWER_FIELDS))}")
@@ -99,6 +104,8 @@ def checked_answer(request: Request, fields: Mapping[str, Any]) -> Answer:
     """The fields as an Answer to the request, with `error` where they are invalid or don't fit it."""
     try:
         answer = answer_from_json(fields)
+    except ImpossibleValueError as problem:
+        return failed(str(problem), IMPOSSIBLE)
     except RequestError as problem:
         return failed(str(problem), NO_ANSWER)
     if answer.error is not None:
@@ -136,14 +143,14 @@ def _numbered(raw: Any, where: str) -> Request:
         raise RequestError(str(problem) if is_named else f"{where}.{problem}") from None
 
 
-def parse_line(line: str, what: str) -> Any:
-    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are not JSON."""
+def parse_line(line: str, what: str, with_nan: bool = False) -> Any:
+    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are not JSON, unless they may be."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is no JSON number")
 
     try:
-        return json.loads(line, parse_constant=refuse)
+        return json.loads(line, parse_constant=None if with_nan else refuse)
     except (ValueError, RecursionError) as problem:
         raise RequestError(f"{what}: not JSON: {problem}") from None
 
@@ -177,6 +184,19 @@ def finite_number(value: Any, name: str) -> float:
     return number
 
 
+def token_id(value: Any, name: str) -> int:
+    if isinstance(value, Integral) and value < 0:
+        raise ImpossibleValueError(f"{name} {value}: no token id, expected at least 0")
+    return whole_number(value, name)
+
+
+def log_probability(value: Any, name: str) -> float:
+    """-Infinity is what is left of a probability that a format can't hold: not finite, but no engine's fault."""
+    if isinstance(value, Real) and value != value:
+        raise ImpossibleValueError(f"{name} nan: no log-probability, expected a finite number")
+    return finite_number(value, name)
+
+
 def list_of(read: Callable[[Any, str], Any], what: str) -> Callable[[Any, str], tuple[Any, ...]]:
     def read_all(values: Any, name: str) -> tuple[Any, ...]:
         values = values.tolist() if hasattr(values, "tolist") else values  # NumPy's and PyTorch's
@@ -198,7 +218,7 @@ def top_logprobs(raw: Any, name: str) -> dict[int, float]:
     for key in entries:
         if not (isinstance(key, Integral) or (isinstance(key, str) and key.isascii() and key.isdigit())):
             raise RequestError(f"{name}: key {key!r}, expected a token id")
-    return {int(key): finite_number(value, f"{name}[{key}]") for key, value in entries.items()}
+    return {int(key): log_probability(value, f"{name}[{key}]") for key, value in entries.items()}
 
 
 read_text = of_kind(str, expected="text")
@@ -207,10 +227,10 @@ read_ids = list_of(whole_number, "token ids")
 expert_ids = list_of(lambda value, name: whole_number(value, name, -1), "expert ids")
 routes = list_of(list_of(expert_ids, "layers"), "positions")
 ANSWER_FIELDS: dict[str, Callable[[Any, str], Any]] = {
-    "token_ids": read_ids,
-    "logprobs": list_of(finite_number, "numbers"),
+    "token_ids": list_of(token_id, "token ids"),
+    "logprobs": list_of(log_probability, "numbers"),
     "top_logprobs": list_of(top_logprobs, "objects"),
-    "prompt_logprobs": list_of(finite_number, "numbers"),
+    "prompt_logprobs": list_of(log_probability, "numbers"),
     "text": read_text,
     "finish_reason": read_text,
     "stop_reason": of_kind(int, str, expected="a token id, a text or null"),

@@ -15,11 +15,11 @@ from itertools import product
 import numpy as np
 
 from lfm2np.arithmetic.matrix import Weights
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, BlockRows
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, BlockRows, minima_of
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.oracle.judging.formats import SMALL_BLOCK, in_blocks_for
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.locate.spread import LIMIT, Array, Measured, Precision, together
+from lfm2np.oracle.locate.spread import LIMIT, Measured, Precision, together
 
 HALVES = ("F16", "BF16")  # of weights with inputs of the same format
 WITH_SUMS = ("Q4_1", "Q5_1")  # have a minimum for each block, by which the block's sum is multiplied, a float16
@@ -36,8 +36,11 @@ def linear(x: Measured, weight: Weights, bias: Weights | None, tensor: StoredTen
     output = spread.linear(inputs, weight, bias, precision)
     if tensor.dtype not in WITH_SUMS:
         return output
+    assert isinstance(tensor.values, BlockRows), tensor.name
+    blocks = tensor.values.blocks.reshape(-1, QUANTISED[tensor.dtype].size)
+    minima = minima_of(blocks, tensor.dtype)[0, ::SMALL_BLOCK].reshape(len(weight), -1)  # [O, B]
     sums = 2.0**-11 * inputs.values.reshape(len(x), -1, SMALL_BLOCK).sum(axis=-1)  # [T, B]: what float16 may lose
-    return Measured(output.values, together(output.spread, np.sqrt(np.square(sums) @ np.square(minima_of(tensor)).T)))
+    return Measured(output.values, together(output.spread, np.sqrt(np.square(sums) @ np.square(minima).T)))
 
 
 def rounded(x: Measured, dtype: str) -> Measured:
@@ -51,12 +54,3 @@ def rounded(x: Measured, dtype: str) -> Measured:
         ends = x.values + LIMIT * np.where(is_largest, of_largest, own) * x.spread
         off = np.maximum(off, np.abs(rounding(ends.astype(np.float32)) - kept))
     return Measured(kept, off)
-
-
-def minima_of(tensor: StoredTensor) -> Array:
-    """[O, B] of a tensor in a format with a minimum for each block of 32."""
-    assert isinstance(tensor.values, BlockRows), tensor.name
-    kind, blocks = QUANTISED[tensor.dtype], np.ascontiguousarray(tensor.values.blocks)
-    minimum = kind.parts(blocks.reshape(-1, kind.size)).minimum
-    assert minimum is not None, tensor.dtype
-    return minimum.reshape(len(blocks), -1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.engine.loading import Model
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.check import Cause, Checked
-from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records import Answer, Request, greedy, whole_request
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
@@ -21,14 +20,18 @@ from lfm2np.oracle.locate.dump import Dump, parse_dump, shortened
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.recorders.registry import Record
+from lfm2np.oracle.report.report import plural
 from lfm2np.values import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
-IDS_OF_A_LINE, MOST_IDS = 64, 512  # of a prompt
-MOST_TRIALS = 3  # of each: alone, beside others, and those as far as they ran
+MOST_TRIALS = 4  # of each: alone, beside others, those as far as they ran, and alone after those that were sent before
+MOST_BEFORE = 64  # requests that were sent before one, and are sent again to learn whether it needs them
+MOST_IDS = 64  # of a prompt, in a line
 RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"
 NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
+
+Fails = Callable[[Sequence[Request]], bool]
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,21 @@ class Trial:
     prompts: tuple[tuple[int, ...], ...]
     request: int
     max_tokens: int
+    before: tuple[Request, ...] = ()  # what runs before, one after the other
 
-    def without(self, index: int) -> Trial:
-        kept = tuple(prompt for number, prompt in enumerate(self.prompts) if number != index)
-        return replace(self, prompts=kept, request=self.request - (index < self.request))
+    def cause(self, target: str, report: Report | None, *lines: str) -> Cause:
+        """By a report with a finding, or none, and more lines."""
+        finding = None if report is None else asdict(report.findings[0])
+        beside, name = len(self.prompts) > 1, self.wrong.request_id
+        before = tuple(request.prompt_token_ids for request in self.before)
+        return Cause(target, name, self.prompts, self.request, self.max_tokens, beside, finding, lines, before)
+
+    def __str__(self) -> str:
+        others = f"beside {len(self.prompts) - 1} others" if len(self.prompts) > 1 else "alone"
+        if self.before:
+            others = f"{others} after {shortened([request.request_id for request in self.before])}"
+        size = f"prompt of {len(self.prompts[self.request])}, {self.max_tokens} new"
+        return f"{self.wrong.request_id}: {size}, {others}"
 
 
 def cause_of(
@@ -54,45 +68,58 @@ def cause_of(
     model: Model,
     progress: Progress | None = None,
     known: Known | None = None,
+    renew: Callable[[], Record] | None = None,
 ) -> Cause | None:
     """Where the engine goes wrong in one of its wrong requests; None if no token or log-probability was wrong.
 
     target     what `record` records, in words
     progress   called with (recordings done, the most that there may be)
     known      what the check computed
+    renew      makes the recorder again, with an engine that ran nothing: what a later record shows may need what
+               earlier ones left behind
     An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
     does not show the error: what `locate` finds there, if anything, is another.
     """
-    wrong = wrong_requests(checked.positions)
-    if not wrong:
+    if not (wrong := wrong_requests(checked.positions)):
         return None
-    done = 0
-    answers = {request.request_id: answer for request, answer in checked.pairs}
+    answers, done = {request.request_id: answer for request, answer in checked.pairs}, 0
 
     def recorded(trial: Trial) -> tuple[Report, str]:
         """What `locate` says, and why the record does not show the error that the check saw, if it does not."""
         nonlocal done
+        if progress:
+            progress(done, MOST_TRIALS * MOST_ASKS)
+        for request in trial.before:
+            record((request.prompt_token_ids,), 0, request.max_tokens)
         content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
         dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
-        done += 1
-        if progress:
-            progress(done, MOST_TRIALS * MOST_ASKS + MOST_BESIDE)
-        answer = answers[trial.wrong.request_id]
+        answer, done = answers[trial.wrong.request_id], done + 1
         why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
         return locate(tensors, model.config, dump), why
 
     reasons: dict[str, Trial] = {}
+    history = list[Request]()  # what ran on the recorder's engine
     trial = alone(*wrong[0])
     try:
         for trial in trials(checked, wrong, model.config.max_position_embeddings):
             report, why = recorded(trial)
             if report.findings and not why:
-                return cause(target, *without_needless(trial, report, recorded))
+                if renew is not None and history:
+                    record = renew()
+                    again, why = recorded(trial)
+                    if why or not again.findings:
+                        trial = replace(trial, before=tuple(history))
+                also = shortened([finding.name for finding in report.findings[1:]])
+                more = [f"also wrong          {also}"] if report.findings[1:] else []
+                shown = f"recorded            {target} {trial}", *finding_lines(report.findings[0]), *more
+                return trial.cause(target, report, *shown)
             reasons.setdefault(why or NOTHING, trial)
+            history += [*trial.before, trial.wrong]
+        why = NOTHING if NOTHING in reasons else next(iter(reasons))
     except Lfm2npError as problem:
-        return cause(target, trial, None, f"not recorded        {problem}")
-    why = NOTHING if NOTHING in reasons else next(iter(reasons))
-    return cause(target, reasons[why], None, why)
+        why = f"not recorded        {problem}"
+        reasons = {why: trial}
+    return reasons[why].cause(target, None, f"recorded            {target} {reasons[why]}", why)
 
 
 def why_not_shown(
@@ -128,39 +155,52 @@ def why_not_shown(
     return "" if is_wrong(judge(model, format_name, [pair], known=known)) else RIGHT
 
 
-def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
-    """For an engine that shows only answers: which wrong request to dump, which tensors, and what to run `then`.
+def cause_to_dump(checked: Checked, target: str, why: str, then: str, fails: Fails | None = None) -> Cause | None:
+    """For an engine that can't be recorded, and `why`: which wrong request to dump, and what to run `then`.
 
+    fails   sends requests again, one after the other, and says whether the last is wrong; None: that is impossible
     None if no token or log-probability was wrong.
     """
-    wrong = wrong_requests(checked.positions)
-    if not wrong:
+    if not (wrong := wrong_requests(checked.positions)):
         return None
-    trial = beside_others(checked, *wrong[0]) if wrong[0][0].tags.get("beside") else alone(*wrong[0])
-    others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
-    how = f"beside {len(others)} others" if others else "alone"
-    lines = (
-        f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
-        f"request to dump     {trial.wrong.request_id}: {trial.max_tokens} new, greedy, {how}",
-        *prompt_lines("its prompt ids", trial.prompts[trial.request]),
-        *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
-        "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
-        "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
-        "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
-        "                    docs/engine/7-locate.md",
-        "how to write them   as safetensors: the same page has a writer in C++ and one in Rust, without dependencies",
+    trial, needs = beside_others(checked, *wrong[0]), ""
+    if not wrong[0][0].tags.get("beside"):
+        trial, needs = wrong_again(checked, wrong, fails) if fails else (alone(*wrong[0]), "")
+    return trial.cause(
+        target,
+        None,
+        f"not recorded        {why}",
+        f"request to dump     {trial}; greedy; all ids: cause.prompts and cause.before of --json",
+        f"its prompt ids      {','.join(map(str, trial.prompts[trial.request][:MOST_IDS]))}",
+        *([f"right alone         {needs}"] if needs else []),
+        "how                 docs/engine/7-locate.md: names of tensors, and writers in C++ and Rust",
         f"then                {then}",
     )
-    return cause_with(target, trial, lines)
 
 
-def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
-    """All ids of a prompt, or the first MOST_IDS and where the others are."""
-    starts = range(0, min(len(ids), MOST_IDS), IDS_OF_A_LINE)
-    lines = [",".join(map(str, ids[start : start + IDS_OF_A_LINE])) for start in starts]
-    lines = [f"{line}," for line in lines[:-1]] + lines[-1:]  # so that they can be put together again
-    rest = [f"... {len(ids)} in all: cause.prompts of --json"] if ids[MOST_IDS:] else []
-    return [f"{'' if index else name:<20}{line}" for index, line in enumerate([*lines, *rest])]
+def wrong_again(checked: Checked, wrong: Sequence[tuple[Request, int]], fails: Fails) -> tuple[Trial, str]:
+    """The first of some wrong requests that is wrong if it is sent alone; else the first after as few of those before
+    it as it takes, and in words what it needs."""
+    few = [pair for pair in wrong[:MOST_ASKS] if not pair[0].tags.get("beside")]
+    for request, row in few:
+        if fails([request]):
+            return alone(request, row), ""
+    trial = alone(*few[0])
+    earlier = sent_before(checked, trial.wrong)
+    for count in (2**power for power in range(MOST_BEFORE.bit_length())):
+        before = earlier[-count:]
+        if fails([*before, trial.wrong]):
+            return replace(trial, before=tuple(before)), f"wrong after {plural(len(before), 'request')} before it"
+        if count >= len(earlier):
+            break
+    tried = plural(min(MOST_BEFORE, len(earlier)), "request")
+    return trial, f"and after the {tried} before it: it needs others, or is not deterministic"
+
+
+def sent_before(checked: Checked, wrong: Request) -> list[Request]:
+    """Whole requests, in the order in which they were sent."""
+    requests = {whole.request_id: whole for whole in (whole_request(request) for request, _ in checked.pairs)}
+    return list(requests.values())[: list(requests).index(whole_request(wrong).request_id)]
 
 
 def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
@@ -174,7 +214,8 @@ def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
 
 def trials(checked: Checked, wrong: Sequence[tuple[Request, int]], positions: int) -> Iterator[Trial]:
     """Each alone, then each that ran in a batch beside others of its case: up to its wrong row, then as far as they all
-    ran (a request has at most `positions` tokens), as it may be wrong only where memory was short.
+    ran (a request has at most `positions` tokens), as it may be wrong only where memory was short. At last each alone
+    after those that were sent before it.
     """
     in_batches = [(wrong, row) for wrong, row in wrong if wrong.tags.get("beside")][:MOST_ASKS]
     yield from (alone(wrong, row) for wrong, row in wrong[:MOST_ASKS])
@@ -184,6 +225,9 @@ def trials(checked: Checked, wrong: Sequence[tuple[Request, int]], positions: in
         longest = max(wrong.max_tokens for wrong, _ in checked.pairs if wrong.case == trial.wrong.case)
         room = positions - max(map(len, trial.prompts))
         yield replace(trial, max_tokens=max(trial.max_tokens, min(longest, room)))
+    for request, row in wrong[:MOST_ASKS]:
+        if before := sent_before(checked, request)[-MOST_BESIDE:]:
+            yield replace(alone(request, row), before=tuple(before))
 
 
 def beside_others(checked: Checked, wrong: Request, row: int) -> Trial:
@@ -203,35 +247,3 @@ def alone(wrong: Request, row: int) -> Trial:
 def new_tokens(wrong: Request, row: int) -> int:
     """As many as are needed to compute that row."""
     return max(1, row + 2 - len(wrong.prompt_token_ids))
-
-
-def without_needless(
-    trial: Trial, report: Report, recorded: Callable[[Trial], tuple[Report, str]]
-) -> tuple[Trial, Report]:
-    """The trial without neighbours that are not needed for it to be wrong."""
-    for index in reversed(range(len(trial.prompts))):
-        if index != trial.request and len(trial.prompts) > 1:
-            smaller = trial.without(index)
-            smaller_report, why = recorded(smaller)
-            if smaller_report.findings and not why:
-                trial, report = smaller, smaller_report
-    return trial, report
-
-
-def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
-    """Of a report with a finding; or of none, and the problem."""
-    tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
-    others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
-    lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}"]
-    if report is None:
-        return cause_with(target, trial, [*lines, problem])
-    lines += finding_lines(report.findings[0])
-    if report.findings[1:]:
-        lines.append(f"also wrong          {shortened([finding.name for finding in report.findings[1:]])}")
-    return cause_with(target, trial, lines, asdict(report.findings[0]))
-
-
-def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
-    beside = len(trial.prompts) > 1
-    request = trial.wrong.request_id
-    return Cause(target, request, trial.prompts, trial.request, trial.max_tokens, beside, finding, tuple(lines))

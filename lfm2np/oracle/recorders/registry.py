@@ -21,6 +21,7 @@ from typing import Protocol
 
 from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import is_gguf
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.protocol import load_factory
@@ -37,6 +38,10 @@ FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factor
 PADDED = "padded:"
 
 
+class AnswersOnlyError(TargetError):
+    """The engine can be run, but shows no activations."""
+
+
 class Record(Protocol):
     """The content of a dump: of one of the prompts, with so many new tokens each; an engine that may preempt it is
     recorded up to the step that computes position `until`.
@@ -46,7 +51,8 @@ class Record(Protocol):
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
-    """The recorder of a target, computing in `format`. RequestError for an unknown form."""
+    """The recorder of a target, computing in `format`. RequestError for an unknown form, AnswersOnlyError for an engine
+    in Python without `record`."""
     kind, _, rest = target.partition(":")
     if kind in KINDS:
         record = KINDS[kind](rest, model, format)
@@ -106,12 +112,12 @@ KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transfor
 
 
 def python_engine(target: str, model: Path, format: str) -> Record:
-    """TargetError if its object has no `record`, or records another request's tokens."""
+    """AnswersOnlyError if its object has no `record`; TargetError if it records another request's tokens."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
     if not callable(getattr(engine, "record", None)):
         kind = type(engine).__name__
-        raise TargetError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
+        raise AnswersOnlyError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
 
     def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
         recorder, prompt = Recorder(format=format, until=until), list(prompts[request])
@@ -136,16 +142,7 @@ def require_request(prompts: Prompts, request: int, max_tokens: int, config: Mod
         raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
     if max_tokens < 1:
         raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-    most = config.max_position_embeddings
     for number, prompt in enumerate(prompts):
-        wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
-        problem = ""
-        if len(prompt) == 0:
-            problem = "empty, expected at least one token"
-        elif wrong:
-            problem = f"token {wrong[0]}, expected ids below vocab_size={config.vocab_size}"
-        elif len(prompt) + max_tokens > most:
-            tokens = f"{len(prompt)} tokens and {max_tokens} new ones"
-            problem = f"{tokens}, expected at most max_position_embeddings={most}"
-        if problem:
-            raise RequestError(f"prompt {number}: {problem}")
+        count, most = len(require_ids(prompt, config.vocab_size)) + max_tokens, config.max_position_embeddings
+        if count > most:
+            raise RequestError(f"prompt {number}: {count} tokens with new ones, max_position_embeddings={most}")

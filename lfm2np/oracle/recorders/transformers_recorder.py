@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,9 @@ from lfm2np.oracle.engines.records import greedy
 from lfm2np.oracle.engines.transformers_target import generate, load_model
 from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.recorders.versions import around, require_version
 from lfm2np.truth.config import CONV, ModelConfig
 
 Array = NDArray[Any]
-VERSIONS = ("5.23.0", "5.24.0")
 EMBEDDINGS = "model.embed_tokens"
 OUTPUTS = (EMBEDDINGS, "_proj", "_norm", "_layernorm", ".w1", ".w2", ".w3", "lm_head")  # ends of modules' names
 NAMES = {".q_norm": ".q_layernorm", ".k_norm": ".k_layernorm", ".o_proj": ".out_proj"}  # ends that an LFM3 has, ours
@@ -55,10 +54,9 @@ def record(
 
     padded   all prompts in one left-padded batch; else the request runs alone
     prepare  is called with the loaded model: to choose another attention, say, or other products of experts
-    errors   RequestError for what can't be run; TargetError without the libraries, of older versions, or if they fail
+    errors   RequestError for what can't be run; TargetError without the libraries, or if they fail
     """
     config = load_config(model, "transformers")
-    require_version("transformers", VERSIONS)
     network = load_model(str(model), format)
     prepare(network)
     chosen, row = (list(prompts), request) if padded else ([prompts[request]], 0)
@@ -222,3 +220,13 @@ def as_numbers(tensor: Any) -> Array:
     """A copy; of float16 and bfloat16 in float32, in which they are exact. Whole numbers stay whole."""
     rows = tensor.detach().cpu()
     return np.array((rows.float() if rows.is_floating_point() else rows).numpy())
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:
+    """A context manager: while it lasts, owner.name(...) is wrapper(original, ...)."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
+
+    return patch.object(owner, name, wrapped)

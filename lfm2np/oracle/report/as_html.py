@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from lfm2np.oracle.report.as_text import visible
-from lfm2np.oracle.report.charts import PAGE_STYLE, STYLE
-from lfm2np.oracle.report.markup import Markup, details, document, element, joined, table
-from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Code, Figure, Report, Section, Table, environment
+from importlib import resources
 
+from lfm2np.oracle.report.as_text import visible
+from lfm2np.oracle.report.markup import Markup, document, element, joined, table
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Code, Report, Section, Table, environment
+
+STYLE = (resources.files("lfm2np.oracle.report") / "report.css").read_text(encoding="utf-8")
 PAGE_ROWS = 100  # of one table
 MOST_COMMAND = 4000  # characters
 SIGNS = {RIGHT: "\u25cf", WRONG: "\u2715", OPEN: "\u25a1"}  # beside the word: colour is never alone
@@ -19,7 +21,7 @@ def as_html(report: Report, command_line: str = "") -> str:
     links = [element("a", section.heading, href=f"#section-{index}") for index, section in enumerate(sections)]
     return document(
         f"{report.verdict} - lfm2np {report.command}",
-        PAGE_STYLE + STYLE,
+        STYLE,
         element("header", first_screen(report)),
         element("nav", bullets(links), aria_label="Sections"),
         element("main", [drawn(section, index) for index, section in enumerate(sections)]),
@@ -65,13 +67,6 @@ def drawn_block(block: Block) -> Markup:
             return element("pre", foreign("\n".join(block.lines), lines=True))
         case Table():
             return drawn_table(block)
-        case Figure():
-            caption = element("figcaption", block.caption, class_="note")
-            numbers = [drawn_table(table) for table in block.numbers]
-            return joined(
-                element("figure", block.drawing, caption),
-                details("The numbers of the figure", numbers) if numbers else None,
-            )
 
 
 def drawn_table(shown: Table) -> Markup:

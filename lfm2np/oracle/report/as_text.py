@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
-from lfm2np.oracle.report.report import Block, Code, Figure, Report, Section, Table, environment
+from lfm2np.oracle.report.report import Block, Code, Report, Section, Table, environment
 
 MOST_LINE = 1000  # characters of foreign text
 MOST_COMMAND = 4000
@@ -59,8 +58,6 @@ def block_lines(block: Block) -> list[str]:
             return [visible(line) for line in block.lines]
         case Table():
             return table_lines(block)
-        case Figure():
-            return list(chain.from_iterable(["", *table_lines(table)] for table in block.numbers))[1:]
 
 
 def table_lines(table: Table) -> list[str]:

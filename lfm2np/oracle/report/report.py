@@ -11,7 +11,6 @@ import numpy as np
 
 import lfm2np
 from lfm2np.arithmetic.products.blas import blas_kernel, blas_library
-from lfm2np.oracle.report.markup import Markup
 
 RIGHT, WRONG, OPEN = 0, 1, 2  # exit codes: what was judged is right, is wrong, or can't be told from what was seen
 
@@ -53,22 +52,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawing, for the page only; `numbers` is what it shows, as a table below it."""
-
-    drawing: Markup
-    caption: str
-    numbers: Sequence[Table] = ()
-
-
-@dataclass(frozen=True)
 class Code:
     """Lines that keep their blanks."""
 
     lines: Sequence[str]
 
 
-Block = str | Table | Figure | Code
+Block = str | Table | Code
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ def rollouts(
     *,
     defaults: Mapping[str, Any] | None = None,
     formats: Mapping[str, str] | None = None,
-    readings: Mapping[str, str] | None = None,
     previous: LoadedModel | None = None,
     sample: int | None = None,
     seed: int = 0,
@@ -37,15 +36,13 @@ def rollouts(
     model     loaded under `exact`, or a checkpoint's path; None: the trained fixture
     defaults  fields that lines lack, such as temperature
     formats   {"sampler": ..., "trainer": ...} number formats; auto where one is missing
-    readings  what each side reports: raw, processed, ...; auto where one is missing
     previous  the checkpoint of the step before, for stale weights
     sample    so many sequences, drawn with the seed; None: all
     place     as lfm2np.score_many's executor
 
     RequestError where no line can be used, OSError and UnicodeDecodeError where the file can't be read.
     """
-    auto = dict.fromkeys(SIDES, AUTO)
-    options = Options(auto | dict(formats or {}), auto | dict(readings or {}), seed=seed)
+    options = Options(dict.fromkeys(SIDES, AUTO) | dict(formats or {}), seed=seed)
     loaded = model if isinstance(model, LoadedModel) else load(model, "exact")
     return as_json(judge_file(file, loaded, options, defaults, sample, place, previous=previous))
 

@@ -79,13 +79,11 @@ def no_progress(name: str) -> Progress | None:
 @dataclass(frozen=True)
 class Options:
     """formats   of sampler and trainer: a name of formats.py, or auto
-    readings     what each side reports: see exact.READINGS; auto: what explains most, unless the file says it
     cause_tokens about how many tokens, prompts included, formats, readings and hypotheses are chosen by
     chunks       sizes of chunks to try beside powers of two
     """
 
     formats: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
-    readings: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
     cause_tokens: int = 2000
     chunks: Sequence[int] = ()
     seed: int = 0
@@ -204,9 +202,7 @@ class Judge:
         return sides
 
     def stated_reading(self, name: str) -> str:
-        """Of the options, else of the file if all its lines agree, else auto."""
-        if self.options.readings[name] != AUTO:
-            return self.options.readings[name]
+        """Of the file if all its lines agree, else auto: what explains most."""
         field_name = "logprobs_mode" if name == SIDES[0] else "trainer_logprobs_mode"
         modes = {getattr(each.rollout, field_name) for each in self.scores}
         return modes.pop() if len(modes) == 1 else AUTO

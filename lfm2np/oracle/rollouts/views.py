@@ -75,7 +75,6 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
     low       [W, X, R] and high: the least and most that a right engine may report whose logits are off by a tolerance
     squares   [W, R] sum of p^2 over the kept tokens
     least     [W, R] of the kept tokens the least likely, nats below the likeliest; -inf without filters
-    entropy   [R] of the raw distribution, nats
     """
     ids, start = item["token_ids"], item["start"]
     views = [SamplingParams(**view) for view in item["views"]]
@@ -87,7 +86,6 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
         "high": np.empty((len(views), len(tolerances), count)),
         "squares": np.empty((len(views), count)),
         "least": np.empty((len(views), count)),
-        "entropy": np.empty(count),
     }
     for part in pieces(count, model.config.vocab_size, LOGITS_AT_ONCE):
         logits = reference.output_logits(model.weights, model.numerics, states[part])
@@ -96,7 +94,6 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
 
         def compute(rows: slice, logits: Array = logits, first: int = part.start) -> None:
             at = slice(first + rows.start, first + rows.stop)
-            result["entropy"][at] = entropy_of(logits[rows])
             for number, view in enumerate(views):
                 values = processed(logits[rows], view, ids, range(start + at.start, start + at.stop), start)
                 for name, column in viewed(values, tokens[at], view, tolerances).items():
@@ -110,15 +107,6 @@ def rounded(logits: Array, bits: int) -> Array:
     """Logits to so many significant bits, ties to even: a head that computes in a narrower format."""
     fraction, exponent = np.frexp(logits.astype(np.float64))
     return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits), np.float32)
-
-
-def entropy_of(logits: Array) -> Float64:
-    """[r] nats, of logits [r, V]: log of the sum minus the mean; both sums are exact."""
-    values = logits.astype(np.float64)
-    values -= values.max(-1, keepdims=True)
-    shares = elementary.exp(values)
-    totals = exact_sum(shares, signed=False)
-    return np.asarray(elementary.log(totals) + exact_sum(shares * -values, signed=False) / totals)
 
 
 def processed(logits: Array, view: SamplingParams, ids: Sequence[int], places: range, start: int) -> Float64:

@@ -121,11 +121,10 @@ def is_table(value: Any) -> bool:
 
 
 def write_set(vector_set: VectorSet, folder: str | Path) -> int:
-    """Writes both files, each as a whole, and returns their bytes. RequestError as of `require_replaceable`.
+    """Writes both files, each as a whole, and returns their bytes. RequestError if that can't be.
 
     The document names the tensors' SHA-256 and comes last: what an interrupt leaves between the two does not verify.
     """
-    require_replaceable(folder)
     contents = {TENSORS: tensors_bytes(vector_set.tensors), DOCUMENT: document_text(vector_set.document).encode()}
     try:
         Path(folder).mkdir(exist_ok=True)
@@ -134,16 +133,3 @@ def write_set(vector_set: VectorSet, folder: str | Path) -> int:
     for name, content in contents.items():
         write_whole(Path(folder) / name, content)
     return sum(map(len, contents.values()))
-
-
-def require_replaceable(folder: str | Path) -> None:
-    """RequestError for a folder that can't be written, or holds anything but a set: before the work, not after."""
-    target = Path(folder)
-    try:
-        if not target.resolve().parent.is_dir():
-            raise RequestError(f"{folder}: no directory {target.resolve().parent}, expected one to write into")
-        others = {path.name for path in target.iterdir()} - {DOCUMENT, TENSORS} if target.exists() else set()
-    except (OSError, ValueError) as problem:
-        raise RequestError(f"{folder}: can't be written: {problem}") from None
-    if others:
-        raise RequestError(f"{folder}: holds {plain(min(others))}, expected nothing but {DOCUMENT} and {TENSORS}")

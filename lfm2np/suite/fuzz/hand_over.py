@@ -17,7 +17,7 @@ from typing import Any
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Trace
+from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Trace, shown_ids
 from lfm2np.oracle.engines.records_json import answer_as_json, parse_line, trace_as_json, trace_from_json
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
@@ -30,7 +30,6 @@ from scheduler.checksum import FIELD, damage, sealed
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
 MOST_BYTES = 64 * 2**20
-MOST_TOKENS = 64  # of a prompt
 HEADS = ("request", "prompt tokens", "new tokens", "when", "shares a beginning of", "special", "sent", "first", "ended")
 
 
@@ -96,7 +95,7 @@ def history(failure: Failure) -> dict[str, str]:
     tokens = (
         "the same tokens: with others it did not fail" if failure.same_tokens else "other tokens in the same places"
     )
-    rate = "not played again: the server is gone, and there is no --start"
+    rate = "not played again: the engine is gone, and there is no --start"
     if replays:
         rate = f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
     shrunk = f"shrunk to {size_of(failure.trace)} in {failure.shrinking:.0f} s"
@@ -108,10 +107,10 @@ def history(failure: Failure) -> dict[str, str]:
 
 
 def server_words(failure: Failure) -> str:
-    """In what state the server was when it failed, as a sentence."""
+    """In what state the engine was when it failed, as a sentence."""
     if failure.is_fresh:
-        return "It failed on a server that had just been started: start it anew."
-    return "It failed on a server that had served other requests before; it was not tried on a new one."
+        return "It failed on an engine that had just been started: start it anew."
+    return "It failed on an engine that had served other requests before; it was not tried on a new one."
 
 
 def row_shown(failure: Failure, index: int) -> list[object]:
@@ -135,10 +134,6 @@ def row_shown(failure: Failure, index: int) -> list[object]:
     sharing = f"{longest} with request {shared.index(longest)}" if longest else "none"
     times = [number(time) for time in (answer.sent, answer.first, answer.ended)]
     return [index, len(prompt), request.max_tokens, when, sharing, "; ".join(words), *times]
-
-
-def shown_ids(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:MOST_TOKENS])) + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
 
 
 def written(out: Path, kind: str, texts: Mapping[str, str]) -> Path:
@@ -231,7 +226,7 @@ def reproducer(
     """reproduce.txt with its gaps (@@NAME@@) filled in.
 
     requests  body, moments and right, as reproduce.txt says
-    server    a sentence that says on what server it failed
+    server    a sentence that says on what engine it failed
     """
     rows = ",\n ".join(json.dumps(request, allow_nan=False) for request in requests)
     filled = {

@@ -12,6 +12,7 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.records import DEAD, REFUSED, Pair, Request, Trace, changed
 from lfm2np.oracle.engines.target import Abilities, Answers, Played, Target, TargetError
 from lfm2np.oracle.engines.validate import validate
+from lfm2np.oracle.report.report import plural
 from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
@@ -31,6 +32,7 @@ from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, beyond, 
 from lfm2np.values import Progress
 
 OUT_OF_TIME = "out of time"
+SEE = " (see --max-model-len)"  # of a request that may be too long
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
 
 
@@ -220,14 +222,17 @@ class Asking:
         asked = questions(self.sizes, self.seed * ROUNDS + round_)
         if samples:
             asked = [changed(question, temperature=TEMPERATURE, seed=SEED, n=samples) for question in asked]
-        answered: list[Pair] = []
+        answered, unanswered = list[Pair](), list[Pair]()
         for question, answers in zip(asked, self.play(in_turn(asked)).answers, strict=True):
             valid = [validate(question, answer) for answer in answers]
             usable = [answer for answer in valid if answer.error is None and answer.token_ids]
             answered += [(question, answer) for answer in usable]
-            if not usable:
-                why = next((answer.error for answer in valid if answer.error), "no token ids were reported")
-                self.unanswered.append(f"a prompt of {len(question.prompt_token_ids)} tokens alone: {why}")
+            unanswered += [] if usable else [(question, valid[0])]
+        longest = max((question.num_tokens for question, _ in answered), default=0)
+        for question, answer in unanswered:
+            hint = SEE if question.num_tokens > longest else ""
+            why = answer.error or "no token ids were reported"
+            self.unanswered.append(f"a prompt of {plural(len(question.prompt_token_ids), 'token')} alone{hint}: {why}")
         if not answered:
             raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
         return answered
@@ -290,7 +295,7 @@ def refused(trace: Trace, played: Played) -> str:
             continue
         if answer.kind == REFUSED or (answer.sent is not None and answer.sent == answer.ended):
             count = len(request.prompt_token_ids)
-            return f"{count} tokens and {request.max_tokens} more (see --max-model-len): {answer.error}"
+            return f"{count} tokens and {request.max_tokens} more{SEE}: {answer.error}"
     return ""
 
 

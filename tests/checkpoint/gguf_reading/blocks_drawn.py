@@ -7,8 +7,7 @@ import struct
 import numpy as np
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.ggml_types import LARGEST_EXPONENT, QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import LARGEST_EXPONENT, QUANTISED, Bytes
 
 # Of float16: zeros, the least and largest subnormal, the least normal, one, the largest; each of either sign.
 HALVES = [0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF]

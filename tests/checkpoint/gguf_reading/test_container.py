@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,13 @@ def refused(path: Path, content: bytes, message: str) -> None:
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and "\n" not in text
     assert message in text
+
+
+def test_without_the_package_a_quantised_tensor_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refused(path, WHOLE, "b: Q8_0 needs the extra `gguf`, pip install 'lfm2np[gguf]'")
+    path.write_bytes(gguf_bytes(KEYS, {name: TENSORS[name] for name in "acd"}))
+    assert open_container(path).tensors.keys() == set("acd")
 
 
 @pytest.mark.parametrize("version", [2, 3])

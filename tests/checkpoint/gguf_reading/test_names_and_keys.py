@@ -105,14 +105,14 @@ def test_ids_of_tokens_may_be_absent_and_are_checked(path: Path):
     assert "bos_token_id: 300, expected" in key_error(path, DENSE, tokenizer_ggml_bos__token__id=(U32, 300))
 
 
-@pytest.mark.parametrize("command", ["info", "digest"])
+@pytest.mark.parametrize("command", ["info", "info --digest"])
 def test_an_lfm3_is_refused_in_one_line_that_says_what_to_load(
     path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ):
     """Whatever keys it has: no version of llama.cpp at hand knows them, so any reading would be a guess."""
     text = key_error(path, DENSE, general_architecture=(STRING, "lfm3"), lfm3_attention_sliding__window=(U32, 256))
     assert text == "architecture 'lfm3': GGUF's keys for it are not known to this version; load the safetensors"
-    assert main([command, "--model", str(path)]) == 3  # no checkpoint that is implemented
+    assert main([*command.split(), "--model", str(path)]) == 3  # no checkpoint that is implemented
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
 
@@ -127,7 +127,7 @@ def test_every_key_that_a_model_needs_is_missed(path: Path, config: ModelConfig)
     assert len(needed) == (10 if config.mixture is None else 15)
     for name in needed:
         text = key_error(path, config, name)
-        assert text == f"{name}: absent, expected it in a file of the architecture {prefix}"
+        assert text.startswith(f"{name}: absent, expected a key of type ")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, grouped, number, packed
 
+from lfm2np.checkpoint.packed.matrix_parts import packed_dim
 from lfm2np.checkpoint.packed.rows import (
     BITS,
     FLOAT4,
@@ -17,7 +18,6 @@ from lfm2np.checkpoint.packed.rows import (
     FLOAT32_MAX,
     PackedRows,
     bad_group,
-    packed_words,
     unpacked,
 )
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
@@ -96,7 +96,7 @@ def test_rows_that_end_within_a_word(width: int, seed: int, columns: int):
     """As compressed-tensors packs them; of widths that divide a word."""
     codes = np.random.default_rng(seed).integers(0, 2**width, (2, columns)).tolist()
     words = packed(codes, width)
-    assert words.shape[1] == packed_words(width, columns)
+    assert words.shape[1] == packed_dim((columns, ""), width, "")[0]
     if 32 % width == 0:
         rows = PackedRows(f"{width} bits", columns, words, np.ones((2, 1), "<f4"), "F32")
         assert fractions(rows.widened()) == codes

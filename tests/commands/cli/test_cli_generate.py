@@ -1,4 +1,4 @@
-"""`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np replay`."""
+"""`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np draw --replay`."""
 
 import io
 import json
@@ -118,7 +118,7 @@ def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, ca
     first, second = json.loads(capsys.readouterr().out)["outputs"]
     assert first["request_id"] == "a"
     assert len(second["outputs"]) == 2
-    assert main(["replay", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    assert main(["draw", str(tmp_path / "trace.jsonl"), "--replay", "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)["outputs"]
     assert replayed["1#1"] == second["outputs"][1]["token_ids"]
 
@@ -172,7 +172,7 @@ def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pyt
     lines = trace.read_text().splitlines()
     trace.write_text("\n".join([*lines[:-2], lines[-1]]))
     capsys.readouterr()
-    assert main(["replay", str(trace)]) == 1
+    assert main(["draw", str(trace), "--replay"]) == 1
     assert f"line {len(lines) - 1}: " in capsys.readouterr().err
 
 
@@ -183,15 +183,16 @@ def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wish
     for count in range(1, len(lines)):
         trace.write_text("".join(lines[:count]))
         capsys.readouterr()
-        assert main(["replay", str(trace)]) == 1
+        assert main(["draw", str(trace), "--replay"]) == 1
         assert f"no end after line {count}: the file was cut off, or its run broke off" in capsys.readouterr().err
-        assert main(["replay", str(trace), "--partial", "--json"]) == 0
+        assert main(["draw", str(trace), "--replay", "--partial", "--json"]) == 0
         replayed = json.loads(capsys.readouterr().out)
         assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
     assert main(["draw", str(trace), "--terminal"]) == 2
     assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
     trace.write_text("".join(lines[:-1])[:-9])  # a run that was killed within a line
-    assert main(["draw", str(trace), "--terminal", "--partial"]) == main(["replay", str(trace), "--partial"]) == 0
+    for shown in ("--terminal", "--replay"):
+        assert main(["draw", str(trace), shown, "--partial"]) == 0
 
 
 def test_a_difference_is_named_by_request_and_position():
@@ -264,7 +265,7 @@ def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path:
     assert main(["generate", *chats(), "--prove", "--json", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["summary"]["speculative"]["accepted"] > 0
-    assert main(["replay", str(trace), "--json"]) == 0
+    assert main(["draw", str(trace), "--replay", "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)["outputs"]
     assert replayed == {output["request_id"]: output["outputs"][0]["token_ids"] for output in report["outputs"]}
     drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]

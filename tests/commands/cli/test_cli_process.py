@@ -65,7 +65,7 @@ FULL = (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No spa
 @pytest.mark.parametrize(
     ("command", "redirection", "code", "error"),
     [
-        (["digest"], *CLOSED),
+        (["info", "--digest"], *CLOSED),
         (["info"], *FULL),
         (["generate", "--prompt", "a"], *CLOSED),
         (["generate", "--prompt", "a"], *FULL),
@@ -114,9 +114,28 @@ def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
     assert error == "lfm2np: interrupted\n"
 
 
+@pytest.mark.parametrize("module", ["lfm2np.commands.cli.program", "lfm2np.commands.cli.info"])
+def test_an_interrupt_of_the_imports_does_so_too(module):
+    """Pinned: a traceback. They take a second."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module, "info"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lfm2np: interrupted\n")
+
+
+INTERRUPTED_IMPORT = """
+import sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from lfm2np.commands.cli import main
+raise SystemExit(main(sys.argv[2:]))
+"""
+
+
 INTERRUPTED = """
 import sys, time
-from lfm2np.commands.cli import program as cli
+from lfm2np.commands import cli
 from lfm2np.commands.cli.shared import generate_output as cli_shown
 line = cli_shown.logprobs_line
 cli_shown.logprobs_line = lambda *a: (time.sleep(0.2), line(*a))[1]
@@ -153,7 +172,7 @@ def on_a_terminal(script: str, *arguments: str) -> str:
 PLAIN = "import sys; from lfm2np.commands.cli import main; sys.exit(main(sys.argv[1:]))"
 SLOW = """
 import sys, time
-from lfm2np.commands.cli import program as cli
+from lfm2np.commands import cli
 from lfm2np import reference
 feed_forward = reference.feed_forward
 reference.feed_forward = lambda *a: (time.sleep(1.3), feed_forward(*a))[1]

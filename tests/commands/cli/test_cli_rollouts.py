@@ -95,7 +95,6 @@ def test_a_sample_says_that_it_is_one(right, capsys):
         ([str(FILES / "planted_pack.jsonl"), "--chunks", "a"], "--chunks 'a'"),
         ([str(FILES / "planted_pack.jsonl"), "--sample", "0"], "--sample 0"),
         ([str(FILES / "planted_pack.jsonl"), "--trainer-format", "fp16"], "--trainer-format: format 'fp16'"),
-        ([str(FILES / "planted_pack.jsonl"), "--html", "no/such/folder.html"], "no such directory"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_exit_code_3(arguments, words, capsys):

@@ -1,4 +1,4 @@
-"""`lfm2np score --requests`, `--workers`, `--save` and `lfm2np merge`."""
+"""`lfm2np score --requests`, `--workers`, `--save` and `--merge`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_files_of_two_machines_are_merged(model: Path, tmp_path: Path, capsys: p
     parts = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
     for part, requests in zip(parts, (REQUESTS[:2], REQUESTS[2:]), strict=True):
         answer(capsys, *options, written(tmp_path / "part.jsonl", requests), "--save", part)
-    merge = ["merge", *parts, "-o", str(tmp_path / "all.jsonl"), "--model", str(model), "--spot-check", "2"]
+    merge = ["score", "--merge", *parts, "-o", str(tmp_path / "all.jsonl"), "--model", str(model), "--spot-check", "2"]
     report = answer(capsys, *merge)
     assert report["items"] == 4
     assert len(report["checked"]) == 2  # type: ignore[arg-type]
@@ -108,18 +108,22 @@ def test_a_merge_that_is_refused_writes_nothing(
     lines = [json.loads(line) for line in part.read_text().splitlines()]
     lines[2]["sha256"] = "0" * 64
     written(part, lines)
-    options = ["merge", str(part), "-o", str(tmp_path / "all.jsonl"), "--model", str(model)]
+    options = ["score", "--merge", str(part), "-o", str(tmp_path / "all.jsonl"), "--model", str(model)]
     code, message = failure(capsys, *options)
     assert code == 1
     assert "one.jsonl line 3: score of [1, " in message and f"sha256 '{'0' * 64}', expected" in message
-    code, message = failure(capsys, "merge", "--output", str(part), str(part))
+    code, message = failure(capsys, "score", "--output", str(part), "--merge", str(part))
     assert code == 2
     assert "of the checkpoint of SHA-256" in message
-    code, message = failure(capsys, "merge", str(tmp_path / "none.jsonl"), "-o", str(part), "--model", str(model))
+    code, message = failure(
+        capsys, "score", "--merge", str(tmp_path / "none.jsonl"), "-o", str(part), "--model", str(model)
+    )
     assert code == 2
     assert "no such file" in message
     (tmp_path / "empty.jsonl").touch()
-    code, message = failure(capsys, "merge", str(tmp_path / "empty.jsonl"), "-o", str(part), "--model", str(model))
+    code, message = failure(
+        capsys, "score", "--merge", str(tmp_path / "empty.jsonl"), "-o", str(part), "--model", str(model)
+    )
     assert code == 2
     assert "no results" in message
     assert not (tmp_path / "all.jsonl").exists()

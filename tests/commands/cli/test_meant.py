@@ -20,7 +20,6 @@ from lfm2np.errors import CheckpointError
         ("vectors mak", 3, "make"),
         ("vectors make --modl x -o y", 3, "--model"),
         ("vectors verify -o x", 3, None),  # an option of make
-        ("vectors verify --answers x --format bfloat61", 3, "bfloat16"),
         ("lab --model x", 2, None),
         ("zzzz", 2, None),
         ("digest -q", 2, None),

@@ -135,7 +135,7 @@ def test_what_the_engine_did_is_in_its_trace(tmp_path: Path, capsys: pytest.Capt
         assert ask(port, {"prompt": "sort: 7 2 9 4 ->", "max_tokens": 12, "temperature": 0})[0] == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "--replay"]) == 0
     capsys.readouterr()
 
 

@@ -206,7 +206,7 @@ def test_a_report_has_all_figures_and_a_page_the_course_of_the_queue() -> None:
     for words in ("60 of 60 finished" if not counts.refused else "refused", "published figures", "ITL", "prefixes"):
         assert words in text
     assert report.figures["requests"]["arrived"] == 60 and report.figures["steps"]["all"] == counts.steps
-    assert 'id="over-time-title"' in as_html(report)
+    assert "Requests that wait to be admitted" in as_html(report)
 
 
 def test_a_thousand_requests_larger_than_the_pool_are_counted_by_reason() -> None:

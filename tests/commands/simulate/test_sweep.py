@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
+from lfm2np.commands.simulate.curve import ticks_around
 from lfm2np.commands.simulate.result import Scenario
 from lfm2np.commands.simulate.sweep import (
     Target,
@@ -25,9 +27,7 @@ from lfm2np.commands.simulate.sweep import (
 )
 from lfm2np.commands.simulate.traffic import Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.report.charts import document
 from scheduler import SchedulerConfig
 
 COST = CostModel("drawn", "none", ({"1": 5e-3, "tokens": 4e-5, "requests": 1e-5},))
@@ -115,13 +115,21 @@ def test_who_refuses_long_requests_is_not_best_for_that() -> None:
     assert result["runs"][0]["lost"] == 0 < result["runs"][1]["lost"]
 
 
-def test_a_page_has_a_curve_by_requests_a_second_for_each_metric() -> None:
+def test_a_picture_has_a_line_for_each_configuration_that_is_not_saturated() -> None:
     result = swept("policy=static,fcfs", "rate=2:8")
-    page = as_html(sweep_report(result, None))
-    for metric in ("ttft", "tpot", "e2e"):
-        assert f'id="by-rate-{metric}-title"' in page
-    picture = document(curve(result, Target("ttft", "p99", 0.1), "ttft", "p99"))
+    picture = curve(result, Target("ttft", "p99", 0.1))
+    paths = re.findall(r'class="s(\d)" d="M([^"]+)"', picture)
+    kept = [run for run in result["runs"] if not run["queue"]["saturated"]]
+    assert sum(len(points.split("L")) for _, points in paths[1::2]) == len(kept) and len(paths) == 4
     assert "target: 100 ms" in picture and "policy fcfs" in picture and "requests a second" in picture
+    with pytest.raises(RequestError, match="every run is saturated"):
+        curve(swept("policy=static", "rate=500:1000"), None)
+
+
+def test_ticks_stand_around_all_values() -> None:
+    assert ticks_around([0.03, 0.4]) == [0.02, 0.05, 0.1, 0.2, 0.5]
+    assert ticks_around([10.0]) == [10.0, 20.0]
+    assert ticks_around([1e-3, 2e3]) == [10.0**decade for decade in range(-3, 5)]
 
 
 def test_memory_says_how_many_blocks_there_are() -> None:
@@ -181,4 +189,3 @@ def test_a_trace_of_its_own_rate_is_swept_as_it_is(tmp_path: Path) -> None:
     result = swept("policy=fcfs,static", base=Scenario(Traffic(str(path)), CONFIG, COST))
     report = sweep_report(result, None)
     assert report.next_steps[0].startswith("choose policy ")
-    assert "by-rate" not in as_html(report)

@@ -74,7 +74,7 @@ def test_figures_of_positions_and_tokens(directory: Path, files: Path, capsys: A
         and comparison["kl"]["mean"] > 1e-5
     )
     flipped = plain.best[0] != plain.best[1]
-    assert comparison["mismatches"]["count"] == flipped.sum() == len(comparison["listed_mismatches"])
+    assert comparison["mismatches"]["count"] == flipped.sum()
     assert comparison["mismatches"]["agreement"] == (len(kl) - flipped.sum()) / len(kl)
     base, other = plain.logprobs
     (perplexity,) = comparison["perplexities"]

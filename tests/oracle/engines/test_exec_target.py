@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -109,10 +108,9 @@ def test_a_python_engine_behind_it_answers_as_in_this_process(own: ExecTarget, m
 def test_the_same_request_may_be_put_twice_and_who_was_asked_nothing_may_be_silent(make: Make) -> None:
     target = make("hello()\nwhile True:\n for name in requests(): answer(name)")
     target.probe()
-    assert target._process is not None and target._process._deadline == math.inf
+    time.sleep(0.5)  # longer than its patience, while nothing is asked of it
     for requests in ([REQUESTS[0], REQUESTS[0]], REQUESTS[:1]):
         assert answers_to(target, requests) == [Answer((1, 2))] * len(requests)
-        assert target._process._deadline == math.inf
 
 
 def test_answers_come_in_any_order_and_are_returned_in_that_of_the_requests(make: Make) -> None:
@@ -133,7 +131,7 @@ def test_no_run_has_more_requests_than_the_engine_takes_at_once_and_none_to_abor
 # --- bad answers: an error for that request, and the other one is answered. One engine gives them all, run after run
 
 BAD_ANSWERS = {
-    "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "logprobs[0] nan: expected a finite number", NO_ANSWER),
+    "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "logprobs[0] nan: no log-probability", IMPOSSIBLE),
     "infinity": ("bad(b'\"logprobs\":[-Infinity]')", "logprobs[0] -inf: expected a finite number", NO_ANSWER),
     "overflow": ('bad(b\'"token_ids":[1],"logprobs":[1e999]\')', "expected a finite number", NO_ANSWER),
     "text for NaN": ("answer(a, logprobs=['nan', 0.0])", "expected a finite number", NO_ANSWER),
@@ -149,7 +147,7 @@ BAD_ANSWERS = {
     ),
     "a field that is none": ("answer(a, logits=[])", "answer field 'logits'", NO_ANSWER),
     "true for a token": ("answer(a, token_ids=[True])", "token_ids[0] True", NO_ANSWER),
-    "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1", NO_ANSWER),
+    "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1: no token id", IMPOSSIBLE),
     "no tokens": ("write({'kind': 'answer', 'request_id': a})", "token_ids: missing", NO_ANSWER),
     "an error": ("write({'kind': 'answer', 'request_id': a, 'error': 'too\\nlong'})", "too long", FAILED),
     "an error that is none": (
@@ -225,7 +223,7 @@ GONE = {  # after the first of two answers: what it does, and the end of the oth
         "raw(b'{')",
         "half a line, and then its output ended: '{'; it ended with exit code 0; nothing on stderr",
     ),
-    "it closes its output": ("os.close(1); time.sleep(60)", "it closed its output, and still runs; nothing on stderr"),
+    "it closes its output": ("os.close(1); time.sleep(60)", "it still ran, and was ended; nothing on stderr"),
     "a long line": (
         "raw(b'x' * 2**21)",
         f"a line of more than {2**20} bytes",
@@ -247,8 +245,7 @@ def test_an_engine_that_goes_keeps_what_it_answered(
     monkeypatch.setattr(exec_target, "MAX_LINE", 2**20)
     target = make(f"hello()\na, b = requests()\nanswer(a, logprobs=[-0.5, -0.5])\n{script}")
     target.probe()
-    assert target._process is not None
-    target._process.patience = 2.0  # from now on: a busy machine may take its time to start a process
+    target.patience = 2.0  # from now on: a busy machine may take its time to start a process
     kept, lost = answers_to(target, REQUESTS)
     assert kept == Answer((1, 2), (-0.5, -0.5))
     assert lost.kind == DEAD and error in str(lost.error) and len(str(lost.error)) < 1001
@@ -266,8 +263,7 @@ def test_an_engine_that_dies_before_any_answer_ends_a_check(make: Make) -> None:
 def test_an_engine_that_does_not_read_is_not_waited_for_longer(make: Make) -> None:
     target = make("hello()\ntime.sleep(60)")
     target.probe()
-    assert target._process is not None
-    target._process.patience = 0.4
+    target.patience = 0.4
     requests = [greedy(str(n), tuple(range(500)), 2) for n in range(200)]  # more than any pipe holds
     answers = answers_to(target, requests)
     assert all(answer.kind == DEAD and "no answer in" in str(answer.error) for answer in answers)
@@ -293,11 +289,9 @@ def test_what_an_engine_leaves_behind_is_ended_with_it(
     command = shlex.join([sys.executable, "-I", "-S", "-c", script, str(beats)])
     target = ExecTarget(command, "model", 512, patience=20.0)
     target.probe()
-    assert target._process is not None
-    target._process.patience = 2.0
+    target.patience = 2.0
     kept, lost = answers_to(target, REQUESTS)
     assert kept == Answer((1, 2)) and lost.error is not None
-    assert ("exit code 5" in lost.error) == (end == "sys.exit(5)")
     target.close()
     size = beats.stat().st_size
     time.sleep(0.1)
@@ -311,7 +305,7 @@ def test_an_engine_that_heeds_no_bye_is_ended(make: Make, monkeypatch: pytest.Mo
     process = target._process
     assert process is not None
     target.close()
-    assert process._process.poll() == -9
+    assert process.process.poll() == -9
     target.close()
     with pytest.raises(TargetError, match="was closed"):
         answers_to(target, REQUESTS)

@@ -126,7 +126,7 @@ BAD_LINES = {
     "a list": ("[]", "list, expected an object with request and answer"),
     "no answer": ('{"request": {}}', "request, expected an object with request and answer"),
     "more": (GOOD[:-1] + ', "more": 1}', "expected an object with request and answer"),
-    "NaN": (GOOD.replace('"error": "it died"', '"token_ids": [1], "logprobs": [NaN]'), "NaN is no JSON"),
+    "infinity": (GOOD.replace('"error": "it died"', '"token_ids": [1], "logprobs": [-Infinity]'), "finite number"),
     "an unknown field": (GOOD.replace('"error"', '"eror"'), "answer field 'eror'"),
     "no prompt": (GOOD.replace("[1]", "[]"), "prompt_token_ids: expected token ids, at least one"),
     "an error of no kind": (GOOD.replace('"5xx"', "5"), "kind 5: expected text"),

@@ -171,7 +171,7 @@ def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> No
 Spoil = Callable[[dict[str, Any]], Any]
 TWICE = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
 OF_CHOICE: list[tuple[Spoil, str]] = [
-    (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a whole number"),
+    (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: no token id"),
     (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
     (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),

@@ -29,6 +29,6 @@ def test_of_a_server_the_verdict_comes_and_then_how_to_dump_its_shortest_wrong_r
     assert (output["exit_code"], cause["finding"], cause["max_tokens"]) == (1, None, 3)
     (prompt,) = cause["prompts"]
     assert cause["lines"][0].startswith(f"not recorded        {server.url} shows answers only")
-    assert "short-prompts-1: 3 new, greedy, alone" in cause["lines"][1]
+    assert "short-prompts-1: prompt of 1, 3 new, alone; greedy" in cause["lines"][1]
     assert cause["lines"][2].split() == ["its", "prompt", "ids", str(prompt[0])]
     assert cause["lines"][-1] == "then                lfm2np locate dump.safetensors --format float32"

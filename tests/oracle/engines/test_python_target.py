@@ -283,13 +283,13 @@ def test_an_invalid_answer_is_an_error() -> None:
     first, *odd, last = answers_to(target_of("Odd"), requests)
     assert (first.error, last.error) == (None, None)
     expected = [
-        ("finite", NO_ANSWER),
+        ("logprobs[0] nan", IMPOSSIBLE),
         ("0 samples, expected 1", IMPOSSIBLE),
         ("2 entries for 1", NO_ANSWER),
         ("token_ids[0] 'one'", NO_ANSWER),
         ("finish_reason error", FAILED),
         ("no answers: TypeError", NO_ANSWER),
-        ("token_ids[0] -1", NO_ANSWER),
+        ("token_ids[0] -1", IMPOSSIBLE),
     ]
     for answer, (error, kind) in zip(odd, expected, strict=True):
         assert answer.error is not None and error in answer.error

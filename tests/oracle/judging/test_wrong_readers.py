@@ -15,8 +15,7 @@ from wrong_readers import MINIMUM, SCALE, patched, regrouped
 
 import lfm2np
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, Bytes
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.judging.formats import with_kv

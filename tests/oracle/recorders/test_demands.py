@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from builders import PLAIN, mixture
-from recorders.requirements import config_of
+from recorders.requirements import config_of, numbers, require_version
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.registry import require_request
-from lfm2np.oracle.recorders.versions import numbers, require_version
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")
@@ -46,10 +45,10 @@ def test_an_older_version_is_refused_a_newer_one_named_and_the_known_one_taken()
         ([[1]], 1, 1, "request 1: expected one of 1"),
         ([[1]], -1, 1, "request -1: expected one of 1"),
         ([[1]], 0, 0, "max_tokens 0: expected at least 1"),
-        ([[1], []], 0, 1, "prompt 1: empty"),
-        ([[1], [2, 512]], 0, 1, "prompt 1: token 512, expected ids below vocab_size=512"),
-        ([[1], [-1]], 0, 1, "prompt 1: token -1"),
-        ([[1] * 1000], 0, 25, "expected at most max_position_embeddings=1024"),
+        ([[1], []], 0, 1, "ids: none, expected at least one"),
+        ([[1], [2, 512]], 0, 1, "512, expected 0 to vocab_size-1=511"),
+        ([[1], [-1]], 0, 1, "-1, expected 0 to"),
+        ([[1] * 1000], 0, 25, "1025 tokens with new ones, max_position_embeddings=1024"),
     ],
 )
 def test_requests_that_no_engine_can_run_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -15,9 +14,9 @@ from reports import wrong as wrong_check
 
 from lfm2np.oracle.causes.groups import SHOWN, Group, grouped
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.check_report import LOOKS, report_of
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import PAGE_ROWS, as_html
 from lfm2np.oracle.report.as_text import as_text, visible
 from lfm2np.oracle.report.report import environment, number
@@ -39,7 +38,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Its elements balanced, its text, its figures; AssertionError for what a report must not have."""
+    """Its elements balanced, its text; AssertionError for what a report must not have."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -50,7 +49,6 @@ class Page(HTMLParser):
         self.labels: list[str] = []
         self.words: list[str] = []
         self.rows: list[list[str]] = []
-        self.marks: dict[str, int] = {}
         self.policy = ""
         self.lang: str | None = None
         self.feed(text)
@@ -75,9 +73,6 @@ class Page(HTMLParser):
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
-        if tag == "path" and (given.get("class") or "").startswith("dots"):
-            assert given["class"] is not None and given["d"] is not None
-            self.marks[given["class"]] = self.marks.get(given["class"], 0) + given["d"].count("M")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -118,7 +113,6 @@ def test_every_page_is_whole_and_requests_for_nothing(right: Checked, wrong: Che
         assert len(set(page.ids)) == len(page.ids)
         assert set(page.links) | set(page.labels) <= set(page.ids)
         assert [page.tags.count(tag) for tag in ("h1", "main", "header", "nav", "script")] == [1, 1, 1, 1, 0]
-        assert page.tags.count("svg") == any(judged.error_ratio is not None for judged in checked.positions)
         assert "@import" not in as_html(report_of(checked)) and "url(" not in as_html(report_of(checked))
 
 
@@ -139,23 +133,6 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
         assert value in page.text
 
 
-def test_the_figure_has_a_mark_for_each_place_and_the_table_the_same_positions(wrong: Checked) -> None:
-    page = page_of(wrong)
-    for verdict, count in wrong.total.counts.items():
-        assert 1 < page.marks[f"dots s{LOOKS[Verdict(verdict)]}"] <= count + 1  # and one in the legend
-    for level, group in grouped(wrong.positions, "row").items():
-        assert [level, *numbers(group)] in [row[:-1] for row in page.rows]
-
-
-def test_a_mark_stands_above_the_limit_exactly_if_its_error_does() -> None:
-    sizes = (0.0, 1e-9, 0.02, 0.9, 1.1, LIMIT * 0.98, LIMIT * 1.02, 1e6, 1e30, float("inf"))
-    for size in sizes:
-        text = as_html(report_of(made(Verdict.BUG, [position(short(), 0, Verdict.BUG, -size, True)], "x")), COMMAND)
-        rounding, limit = (float(y) for y in re.findall(r'class="level" d="M[\d.]+ ([\d.]+)H', text))
-        y = [float(value) for value in re.findall(r'class="dots s1" d="M[\d.]+ ([\d.]+)m', text)][-1]
-        assert (y < limit) == (size > LIMIT) and (y < rounding) == (size > 1.0)
-
-
 @pytest.mark.slow
 def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
     requests = [short("borders", index) for index in range(100)]
@@ -169,7 +146,6 @@ def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
     text = as_html(report_of(made(Verdict.DRIFT, positions, "many")), COMMAND)
     assert len(text.encode()) < 2_000_000
     page = Page(text)
-    assert 500 < sum(page.marks.values()) < 10_000
     assert f"... {40_000 - PAGE_ROWS:,} more" in page.text  # of the wrong ones: DRIFT and BUG
     assert len(as_text(report_of(made(Verdict.DRIFT, positions, "many"))).splitlines()) < 60
 

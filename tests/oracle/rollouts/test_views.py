@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lfm2np.engine.sampling import choice
 from lfm2np.engine.sampling.params import PROFILES, SamplingParams
-from lfm2np.oracle.rollouts.views import entropy_of, processed, rounded, viewed
+from lfm2np.oracle.rollouts.views import processed, rounded, viewed
 
 VIEWS = st.builds(
     SamplingParams,
@@ -42,14 +42,6 @@ def test_a_view_is_what_choice_draws_from(logits, view, data):
         assert low[1] <= low[0] + 1e-12 and high[1] >= high[0] - 1e-12  # a larger tolerance allows more
     elif not tied:
         assert logprob == -math.inf or logprob < -30.0  # a weight of 0 is below 2**-46 of the largest
-
-
-@given(LOGITS)
-def test_entropy_is_the_mean_of_minus_log_p(logits):
-    p = [math.exp(value - max(logits)) for value in logits]
-    total = math.fsum(p)
-    expected = -math.fsum(share / total * math.log(share / total) for share in p)
-    assert math.isclose(entropy_of(np.array([logits], np.float32))[0], expected, rel_tol=1e-12, abs_tol=1e-12)
 
 
 def test_rounding_to_eight_bits_is_bfloat16():

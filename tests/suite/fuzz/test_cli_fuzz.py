@@ -227,7 +227,8 @@ def test_an_interrupt_while_shrinking_keeps_what_was_found(
     captured = capsys.readouterr()
     directory = tmp_path / "found" / ("wrong-2" if is_known else "wrong-1")
     assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "report.html", "trace.json"]
-    assert captured.out == "" and captured.err.endswith("lfm2np: interrupted\n") and "lfm2np: found: " in captured.err
+    assert captured.out.startswith("verdict    1 finding\n") and str(directory.relative_to(tmp_path)) in captured.out
+    assert captured.err.endswith("lfm2np: interrupted\n") and "lfm2np: found: " in captured.err
 
 
 DYING = """
@@ -255,7 +256,7 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     row = finding["evidence"]
     assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
-    assert "# The server is gone.\n" in text and "on a server that had just been started" in text
+    assert "# The server is gone.\n" in text and "on an engine that had just been started" in text
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
 

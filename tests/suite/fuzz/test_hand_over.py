@@ -156,9 +156,9 @@ def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({}, "each with other tokens in the same places. It failed on a server that had served other requests before"),
-        ({"is_fresh": True}, "each with other tokens in the same places. It failed on a server that had just been"),
-        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on a server that"),
+        ({}, "each with other tokens in the same places. It failed on an engine that had served other requests before"),
+        ({"is_fresh": True}, "each with other tokens in the same places. It failed on an engine that had just been"),
+        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on an engine that"),
     ],
 )
 def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
@@ -169,7 +169,7 @@ def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any]
 
 def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
-    assert "replays    not played again: the server is gone, and there is no --start" in lines
+    assert "replays    not played again: the engine is gone, and there is no --start" in lines
 
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:

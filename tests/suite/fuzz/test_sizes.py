@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from faults import inject
@@ -13,8 +13,8 @@ from hypothesis import given, seed, settings
 from served_here import folder
 
 from lfm2np.commands.cli import main
-from lfm2np.oracle.engines.records import Trace
-from lfm2np.suite.adapters import Own
+from lfm2np.oracle.engines.records import Answer, Trace
+from lfm2np.suite.adapters import Own, own
 from lfm2np.suite.fuzz import campaign
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around
 
@@ -41,6 +41,25 @@ def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest
     assert fuzz(OWN, *GIVEN) == 0
     shown = capsys.readouterr().out
     assert "max_num_batched_tokens 16 (given)" in shown and "not tested" not in shown
+
+
+class Silent:
+    """Reports no log-probabilities."""
+
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "logprobs"})
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        self.inner = own(model, sizes)
+
+    def generate(self, requests: Any) -> list[list[Answer]]:
+        return [[Answer(answer.token_ids, finish_reason="length")] for (answer,) in self.inner.generate(requests)]
+
+
+def test_without_log_probabilities_the_report_says_that_only_tokens_were_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fuzz("test_sizes:Silent", *GIVEN, "--without", "text") == 0
+    assert "not tested tokens only: no log-probabilities were reported" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -260,12 +260,29 @@ class Choosy(Pretend):
 
 def test_a_question_that_is_not_answered_alone_is_said() -> None:
     checked = asking(Choosy()).run()
-    assert set(checked.unanswered) == {"a prompt of 1 tokens alone: HTTP 500"}
+    assert set(checked.unanswered) == {"a prompt of 1 token alone: HTTP 500"}
     assert {held.relation.name for held in checked.broken} == set()
     report = report_of(checked)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
-    assert report.findings[0].words == "not answered: a prompt of 1 tokens alone: HTTP 500"
-    assert report.figures["unanswered"] == ["a prompt of 1 tokens alone: HTTP 500"]
+    assert report.findings[0].words == "not answered: a prompt of 1 token alone: HTTP 500"
+    assert report.figures["unanswered"] == ["a prompt of 1 token alone: HTTP 500"]
+
+
+class Narrow(Pretend):
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
+        answers = (
+            answers if sent.num_tokens <= 40 else (failed(f"prompt {list(sent.prompt_token_ids)} is too long"),)
+            for sent, answers in pairs
+        )
+        return Played(tuple(answers))
+
+
+def test_a_question_that_is_too_long_is_said_in_one_short_line_with_the_option() -> None:
+    """Pinned: 1,045 characters of ids."""
+    line = max(asking(Narrow()).run().unanswered, key=len)
+    assert "tokens alone (see --max-model-len): prompt [" in line and line.endswith(" numbers] is too long")
+    assert len(line) < 200, line
 
 
 class Mortal(Pretend):

@@ -328,7 +328,7 @@ def test_a_hostile_prompt_changes_nothing(trained: Model) -> None:
 def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, out = tmp_path / "run.jsonl", tmp_path / "page.html"
     assert main(["generate", "--prompt", "12+30=", "--max-tokens", "3", "--trace", str(trace), "--trace-detail"]) == 0
-    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "--replay"]) == 0
     lines = trace.read_text().splitlines()
     plain = [line for line in lines if json.loads(line)["kind"] != "detail"]
     assert len(lines) == len(plain) + 3

@@ -341,7 +341,7 @@ def test_the_commands_record_replay_and_draw_experts(
     asked = ["generate", "--model", directory, "--prompt-ids", "1,17,42", "--max-tokens", "3"]
     assert main([*asked, "--trace", str(trace), "--trace-detail", "--prove"]) == 0
     assert all(len(routes(step)) == 3 for step in operations(trace))
-    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "--replay"]) == 0
     assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 3
     assert 'id="experts"' in out.read_text(encoding="utf-8")

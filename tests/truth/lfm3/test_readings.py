@@ -96,7 +96,7 @@ def test_the_other_reading_is_no_cause_of_another_bug(
 def test_commands_read_it_as_asked(published: Path, capsys: pytest.CaptureFixture[str]):
     by_reading = {}
     for reading in ("trained", "transformers"):
-        assert main(["digest", "--model", str(published), "--rope", reading, "--json"]) == 0
+        assert main(["info", "--digest", "--model", str(published), "--rope", reading, "--json"]) == 0
         by_reading[reading] = json.loads(capsys.readouterr().out)["sha256"]
         model = lfm2np.load(published, rope=reading)
         assert model.digest() == by_reading[reading]

@@ -23,9 +23,10 @@ from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import MOST_REQUESTS
+from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
+from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
@@ -61,18 +62,20 @@ class Subject(NamedTuple):
     around: Around
     sizes: Sizes
     context: Context
+    tells_logprobs: bool
 
 
-def fuzzed(arguments: argparse.Namespace) -> Report:
-    """Of all traces. InconclusiveError if nothing can be judged."""
+def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
+    """Of all traces, and whether an interrupt ended it after a finding; one before is raised. InconclusiveError if
+    nothing can be judged."""
     left_out = without(arguments.without)
     require_place(Path(arguments.out))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(started_server(arguments))
         of = by_truth if arguments.against is None else by_itself
         subject = of(arguments, left_out, stack)
-        campaign, found = played(arguments, subject, started)
-    return report_of(arguments, subject, campaign, found)
+        campaign, found, is_interrupted = played(arguments, subject, started)
+    return report_of(arguments, subject, campaign, found), is_interrupted
 
 
 @contextlib.contextmanager
@@ -105,7 +108,7 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
     judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
     sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
     around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
-    return Subject(player, judge, around, sizes, context)
+    return Subject(player, judge, around, sizes, context, abilities.tells_logprobs)
 
 
 def player_of(arguments: argparse.Namespace, model: Model) -> Target:
@@ -131,7 +134,8 @@ def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: c
     takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
     around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
     context = Context(arguments.target, abilities.engine, asking.format_name, "", "none", command_line())
-    return Subject(asking.players[""], against.judge_of(asking, asking.other), around, around_sizes, context)
+    player, judge = asking.players[""], against.judge_of(asking, asking.other)
+    return Subject(player, judge, around, around_sizes, context, True)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int | None]:
@@ -140,9 +144,9 @@ def given(arguments: argparse.Namespace) -> dict[str, int | None]:
 
 def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
-) -> tuple[Campaign, list[tuple[Failure, Path]]]:
-    """The campaign at its end, and each failure with its folder."""
-    player, judge, around, _, context = subject
+) -> tuple[Campaign, list[tuple[Failure, Path]], bool]:
+    """The campaign at its end, each failure with its folder, and whether an interrupt came after one."""
+    player, judge, around, _, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -163,11 +167,16 @@ def played(
             report=show,
             say=say,
         )
-        for failure in failures(arguments, campaign):
-            folder = hand_over(Path(arguments.out), failure, judge, player, context)
-            found.append((failure, folder))
-            say(f"found: {failure.finding.what} -> {folder}")
-    return campaign, found
+        try:
+            for failure in failures(arguments, campaign):
+                folder = hand_over(Path(arguments.out), failure, judge, player, context)
+                found.append((failure, folder))
+                say(f"found: {failure.finding.what} -> {folder}")
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            return campaign, found, True
+    return campaign, found, False
 
 
 def say(line: str) -> None:
@@ -259,7 +268,11 @@ def report_of(
     shown = [f"{name} {size.value} ({size.source})" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
-    folders = [f"{folder}: trace.json, report.html, issue.md and, for a server, reproduce.py" for _, folder in found]
+    longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
+    guess = f"max_model_len {longest.value} is {longest.source}: if the engine takes fewer, give --max-model-len"
+    too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
+    files = "trace.json, report.html, issue.md" + ", reproduce.py" * arguments.target.startswith(HTTP)
+    folders = [f"{folder}: {files}" for _, folder in found]
     return Report(
         command="fuzz",
         verdict=plural(len(found), "finding") if found else "no finding",
@@ -274,8 +287,11 @@ def report_of(
             "sizes": ", ".join(shown),
             **({"once": once} if counts.once else {}),
         },
-        next_steps=[*folders, *lone],
-        not_tested=[assumed_text(unknown)] if unknown and not found else [],
+        next_steps=[*folders, *lone, *too_long],
+        not_tested=[
+            *([] if subject.tells_logprobs else [TOKENS_ONLY]),
+            *([assumed_text(unknown)] if unknown and not found else []),
+        ],
         sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
         figures={
             "engine": context.engine,

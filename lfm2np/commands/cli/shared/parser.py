@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
   0    done
   1    a proof or a replay found a difference, the output can't be written, or memory ran out
   2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
-  3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace of traffic is wrong
+  3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace can't be read
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
@@ -121,12 +121,16 @@ def require_times(arguments: argparse.Namespace, *names: str) -> None:
             raise RequestError(f"{option(name)} {value}: expected more than 0 and at most {MOST_TIME:g}")
 
 
-def require_folder(arguments: argparse.Namespace, *names: str) -> None:
-    """RequestError, before hours of work, if a report can't be written for want of a folder."""
-    for name in names:
-        path = getattr(arguments, name)
-        if path is not None and not Path(path).parent.is_dir():
-            raise RequestError(f"{option(name)} {path}: {Path(path).parent}: no such directory")
+def to_write(text: str) -> str:
+    """The `type` of an option for a file that is written: refused before hours of work if that can't be."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: a directory, expected a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: {path.parent}: no such directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text}: can't be written")
+    return text
 
 
 def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:

@@ -13,7 +13,7 @@ from lfm2np.commands.cli.shared.terminal import parse_ids, progress_bar, read_fi
 from lfm2np.engine.loading import Model, load
 from lfm2np.errors import RequestError
 
-LOADED = ("numerics", "weights", "tokenizer", "prepared", "rope")  # options that say how, as far as a command has them
+LOADED = ("numerics", "weights", "tokenizer", "rope")  # options that say how, as far as a command has them
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
@@ -109,4 +109,3 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--numerics", alone, choices=(*NAMES, TRUTH), default="exact")
     add_weights_option(parser)
-    add(parser, "--prepared DIR", "folder for a file of packed weights, which later runs and workers map and share")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lfm2np
-from lfm2np.commands.cli.shared.parser import add
+from lfm2np.commands.cli.shared.parser import add, to_write
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import SCORE
 from lfm2np.engine.work.place import AT_ONCE, Place, Source, Workers, described, model_of, source_of
@@ -27,13 +27,13 @@ from lfm2np.values import require_count
 
 CONNECTING = 10.0  # seconds until a scheduler's address is given up
 WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up
-SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np merge"
+SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np score --merge"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_executor_options(parser)
-    add(parser, "--save FILE", SAVE_HELP)
+    add(parser, "--save FILE", SAVE_HELP, type=to_write)
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def proof(query: str) -> str:
 
 
 def digest(fixture: str) -> str:
-    """{"value"}: SHA-256 over the bits of its logits, as `lfm2np digest` prints it."""
+    """{"value"}: SHA-256 over the bits of its logits, as `lfm2np info --digest` prints it."""
     return json.dumps({"value": load(FIXTURES[fixture]()).digest()})
 
 

@@ -11,15 +11,14 @@ from builders import raw_mixture
 from torture_table import CHECKPOINTS, MIXTURES
 
 from lfm2np.arithmetic import numerics_named
-from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.commands.cli import main
+from lfm2np.commands.cli import main, summary
 from lfm2np.truth.layers import parameter_count
 from lfm2np.truth.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 
-TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
+TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 ROWS = {
     "parameters": "45,752",
     "active for one token": "25,016",
