@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from hypothesis.strategies import SearchStrategy
+from typing import TYPE_CHECKING, Any
 
 from lfm2np.oracle.engines.protocol import Factory
-from lfm2np.suite.strategies.lengths import Lengths
+
+if TYPE_CHECKING:  # commands that draw nothing start without Hypothesis
+    from hypothesis.strategies import SearchStrategy
+
+    from lfm2np.suite.strategies.lengths import Lengths
 
 
 class Violation(AssertionError):

@@ -156,7 +156,6 @@ def test_a_bad_request_file_is_one_line_and_exit_code_2(tmp_path, capsys, conten
         ["--max-num-seqs", "0"],
         ["--seed", "-1"],
         ["--temperature", "nan"],
-        ["--trace", "/nowhere/x"],
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], options: list[str]):
@@ -166,13 +165,13 @@ def test_bad_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
     assert captured.err.startswith("lfm2np: RequestError: ")
 
 
-def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_broken_trace_is_exit_code_3_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = tmp_path / "trace.jsonl"
     assert main(["generate", *chats(), "--trace", str(trace)]) == 0
     lines = trace.read_text().splitlines()
     trace.write_text("\n".join([*lines[:-2], lines[-1]]))
     capsys.readouterr()
-    assert main(["draw", str(trace), "--replay"]) == 1
+    assert main(["draw", str(trace), "--replay"]) == 3
     assert f"line {len(lines) - 1}: " in capsys.readouterr().err
 
 
@@ -183,12 +182,12 @@ def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wish
     for count in range(1, len(lines)):
         trace.write_text("".join(lines[:count]))
         capsys.readouterr()
-        assert main(["draw", str(trace), "--replay"]) == 1
+        assert main(["draw", str(trace), "--replay"]) == 3
         assert f"no end after line {count}: the file was cut off, or its run broke off" in capsys.readouterr().err
         assert main(["draw", str(trace), "--replay", "--partial", "--json"]) == 0
         replayed = json.loads(capsys.readouterr().out)
         assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
-    assert main(["draw", str(trace), "--terminal"]) == 2
+    assert main(["draw", str(trace), "--terminal"]) == 3
     assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
     trace.write_text("".join(lines[:-1])[:-9])  # a run that was killed within a line
     for shown in ("--terminal", "--replay"):

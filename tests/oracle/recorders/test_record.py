@@ -253,11 +253,15 @@ class Recorded(Leaving):
             "short-prompts-2",
             (
                 "Leaving has no method record(",
-                "short-prompts-2: 1 new, greedy, alone",
+                "short-prompts-2: prompt of 1, 1 new, alone after short-prompts-1; greedy",
                 "wrong after 1 request before it",
             ),
         ),
-        ("Recorded", "short-prompts-3", ("alone", "after               short-prompts-2, one after", "lm_head")),
+        (
+            "Recorded",
+            "short-prompts-3",
+            ("short-prompts-3: prompt of 2, 1 new, alone after short-prompts-2", "lm_head"),
+        ),
     ],
 )
 def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(
