@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,7 +18,7 @@ from lfm2np.suite.properties.property import Property, Violation
 from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
 from lfm2np.suite.strategies.features import WORDS, fit
-from lfm2np.suite.strategies.lengths import Lengths, lengths_of
+from lfm2np.suite.strategies.lengths import lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
 from lfm2np.suite.strategies.tiny_models import TinyModel
 
@@ -37,14 +37,6 @@ class Result:
     size: int | None = None  # of the smallest example that fails
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a run is made on, beside the engine."""
-
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of engines.protocol.TOLD, before the engine's
-    spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
-
-
 def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
     """Hypothesis's settings: `deep` draws new examples, the others always the same."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
@@ -61,10 +53,19 @@ def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
 
 
 def run_property(
-    prop: Property, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
+    prop: Property,
+    factory: Factory,
+    name: str,
+    shrink: bool = True,
+    sizes: Mapping[str, int] | None = None,
+    spent: float = 0.0,
 ) -> Result:
-    """One property under a profile; never raises for what the engine does."""
-    began, terms = time.perf_counter(), terms or Terms()
+    """One property under a profile; never raises for what the engine does.
+
+    sizes  of engines.protocol.TOLD, before the engine's
+    spent  seconds on properties that failed: less is left to shrink the next
+    """
+    began = time.perf_counter()
     try:
         engine = first_engine(factory)
     except Exception as error:
@@ -73,19 +74,33 @@ def run_property(
     reason = missing(engine, prop.needs) or withheld(prop, factory)
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
-    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms))
-    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
-        run = trial.run(lacks)
-    is_raised = run.error is not None and not isinstance(run.error, Violation | HypothesisException)
-    after = [*stopped[:1], *([to_declare(run.smallest, lacks)] if is_raised else [])]
-    return Result(
-        id=prop.id,
-        status="failed" if run.error else "passed",
-        examples=run.examples,
-        seconds=time.perf_counter() - began,
-        message="\n".join([run.message, *after]),
-        size=size_of(run.smallest) if run.error else None,
-    )
+    tried, first_failure, smallest, failure = 0, None, None, None
+
+    @profile(name, prop.weight, shrink)
+    @given(prop.strategy(lengths_of({**told(engine), **(sizes or {})}, "sizes of the engine")))
+    def test(example: Any) -> None:  # Hypothesis draws by the text of this function: what it draws changes with that
+        nonlocal tried, first_failure, smallest
+        tried += 1
+        example = fit(example, lacks)
+        try:
+            prop.check(factory, example)
+        except Exception:
+            first_failure = tried if first_failure is None else first_failure
+            smallest = example
+            raise
+
+    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, spent)) as stopped:
+        try:
+            test()
+        except Exception as error:
+            failure = error
+    seconds = time.perf_counter() - began
+    if failure is None:
+        return Result(prop.id, "passed", tried, seconds)
+    lines = [described(failure), script_of(prop.id, factory, smallest), *stopped[:1]]
+    if not isinstance(failure, Violation | HypothesisException):
+        lines.append(to_declare(smallest, lacks))
+    return Result(prop.id, "failed", first_failure or tried, seconds, "\n".join(lines), size_of(smallest))
 
 
 def to_declare(example: Any, lacks: frozenset[str]) -> str:
@@ -110,52 +125,6 @@ def withheld(prop: Property, factory: Factory) -> str | None:
         if need in unjudged(factory):
             return f"{need}: not judged where an engine computes in {format_of(factory)}"
     return None
-
-
-def lengths_at(engine: Any, terms: Terms) -> Lengths:
-    return lengths_of({**told(engine), **terms.sizes}, "sizes of the engine")
-
-
-@dataclass(frozen=True)
-class Run:
-    """Examples until the first failure; the smallest that fails, and how much there is to read in it."""
-
-    examples: int
-    error: Exception | None = None
-    smallest: Any = None
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Trial:
-    prop: Property
-    factory: Factory
-    chosen: settings
-    lengths: Lengths
-
-    def run(self, lacks: frozenset[str]) -> Run:
-        """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
-        tried, first_failure, smallest = 0, None, None
-
-        @self.chosen
-        @given(self.prop.strategy(self.lengths))
-        def test(example: Any) -> None:
-            nonlocal tried, first_failure, smallest
-            tried += 1
-            example = fit(example, lacks)
-            try:
-                self.prop.check(self.factory, example)
-            except Exception:
-                first_failure = tried if first_failure is None else first_failure
-                smallest = example
-                raise
-
-        try:
-            test()
-        except Exception as error:
-            message = f"{described(error)}\n{script_of(self.prop.id, self.factory, smallest)}"
-            return Run(first_failure or tried, error, smallest, message)
-        return Run(tried)
 
 
 def totals() -> str:

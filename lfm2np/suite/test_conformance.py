@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -26,7 +25,7 @@ class Judged:
             self.factory: Factory = load_factory(name or "lfm2np.suite.adapters:own")
             if number_format is not None:
                 self.factory = Rounding(self.factory, number_format)
-            self.terms = runner.Terms(given_sizes(config))
+            self.sizes, self.spent = given_sizes(config), 0.0
         except (Lfm2npError, pytest.UsageError) as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
@@ -46,14 +45,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_property(property_: Property, judged: Judged, request: pytest.FixtureRequest) -> None:
-    terms = judged.terms
+    name = chosen_profile(request.config)
     try:
-        result = runner.run_property(property_, judged.factory, chosen_profile(request.config), terms=terms)
+        result = runner.run_property(property_, judged.factory, name, sizes=judged.sizes, spent=judged.spent)
     except RequestError as error:
         pytest.fail(str(error), pytrace=False)
     if result.status == "skipped":
         pytest.skip(result.message)
     if result.status == "failed":
-        judged.terms = replace(terms, spent=terms.spent + result.seconds)
+        judged.spent += result.seconds
         tried = f"after {result.examples} examples: {result.message}"
         pytest.fail(f"{property_.id}: {property_.sentence}\n{tried}", pytrace=False)

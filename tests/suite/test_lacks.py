@@ -15,7 +15,7 @@ from lfm2np.oracle.engines.protocol import FEATURES, SIZES
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite import adapters, shrinking
 from lfm2np.suite.catalogue import by_id
-from lfm2np.suite.runner import Terms, run_property, to_declare
+from lfm2np.suite.runner import run_property, to_declare
 from lfm2np.suite.strategies.features import fit
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.tiny_models import TinyModel, raw_config
@@ -148,15 +148,14 @@ def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.Monk
             noise = zlib.crc32(repr(requests).encode())
             return [[Answer(tuple(noise % (5 + i) for i in range(request.params.max_tokens)))] for request in requests]
 
-    def said_of(terms: Terms) -> str:
-        result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick", terms=terms)
+    def said_of(spent: float) -> str:
+        result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick", spent=spent)
         assert result.status == "failed"
         return result.message
 
-    assert "there may be smaller examples" not in said_of(Terms())
+    assert "there may be smaller examples" not in said_of(0.0)
     monkeypatch.setattr(shrinking, "LEAST_SECONDS", 0)  # over before it begins, however fast the machine is
-    spent = Terms(spent=shrinking.SECONDS_OF_ALL["quick"])
-    assert said_of(spent).endswith("\nshrunk for 0 s: there may be smaller examples")
+    assert said_of(shrinking.SECONDS_OF_ALL["quick"]).endswith("\nshrunk for 0 s: there may be smaller examples")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from lfm2np.oracle.engines.protocol import TOLD, told
 from lfm2np.suite import adapters
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.properties import checks, driver
-from lfm2np.suite.runner import Terms, run_property
+from lfm2np.suite.runner import run_property
 from lfm2np.suite.strategies.lengths import Lengths, at_lengths, common_text, lengths_of
 from lfm2np.suite.strategies.scenarios import counts, greedy_params, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel
@@ -79,11 +79,11 @@ class Recording(adapters.Own):
         return super().generate(requests)
 
 
-def run_recorded(terms: Terms, **attributes: Any) -> list[tuple[dict[str, Any], int]]:
+def run_recorded(given: dict[str, int], **attributes: Any) -> list[tuple[dict[str, Any], int]]:
     Recording.seen.clear()
     kind = type("Told", (Recording,), attributes)
     result = run_property(
-        by_id("equals-reference"), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "ci", terms=terms
+        by_id("equals-reference"), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "ci", sizes=given
     )
     assert result.status == "passed", result.message
     return list(Recording.seen)
@@ -93,8 +93,8 @@ def run_recorded(terms: Terms, **attributes: Any) -> list[tuple[dict[str, Any], 
 def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
     engine_sizes = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
     for seen, chunk in (
-        (run_recorded(Terms(), sizes=engine_sizes), 30),
-        (run_recorded(Terms(sizes={"max_num_batched_tokens": 26}), sizes=engine_sizes), 26),
+        (run_recorded({}, sizes=engine_sizes), 30),
+        (run_recorded({"max_num_batched_tokens": 26}, sizes=engine_sizes), 26),
     ):
         long = [(wishes, length) for wishes, length in seen if length > 20]
         assert {wishes["block_size"] for wishes, _ in long} == {20}
@@ -105,7 +105,7 @@ def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
 
 @pytest.mark.slow
 def test_an_engine_for_short_contexts_is_asked_none_that_are_long():
-    seen = run_recorded(Terms(), lacks={"long-contexts"})
+    seen = run_recorded({}, lacks={"long-contexts"})
     assert max(length for _, length in seen) <= 14
 
 

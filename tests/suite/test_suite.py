@@ -141,12 +141,22 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.mark.slow
 def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Path):
     """As another engine's author would run it: from an empty folder, with a file of known failures."""
-    broken = ["--engine", "lfm2np.suite.adapters:broken"]
+    (tmp_path / "mine.py").write_text(
+        "from lfm2np.suite import adapters\n"
+        "from lfm2np.teaching.faults import inject\n"
+        "class Engine:\n"
+        "    def __init__(self, model, sizes):\n"
+        "        self.own = adapters.own(model, sizes)\n"
+        "    def generate(self, requests):\n"
+        "        with inject('slot-index-wraps-modulo-2'):\n"
+        "            return self.own.generate(requests)\n"
+    )
+    broken = ["--engine", "mine:Engine"]
     wanted = ["-k", "wide-batches or scores or noise-differs"]
     first = run_pytest(tmp_path, *broken, *wanted)
     assert first.returncode == 1
     assert "1 failed, 1 passed, 1 skipped" in first.stdout
-    assert "check('wide-batches', 'lfm2np.suite.adapters:broken'" in first.stdout
+    assert "check('wide-batches', 'mine:Engine'" in first.stdout
     assert "the engine has no score()" in first.stdout
     assert "runs of an engine" in first.stdout
     xfails = tmp_path / "known.txt"

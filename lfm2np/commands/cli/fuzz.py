@@ -17,7 +17,7 @@ from lfm2np.commands.cli.shared.parser import (
 )
 from lfm2np.commands.cli.shared.terminal import show_report
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.suite.fuzz.sizes import BLOCKS, CHUNKS, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
+from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
 EXIT_CODES = """exit codes:
   0    no trace failed; without log-probabilities only tokens were compared, as the report says
@@ -79,11 +79,10 @@ def add_fuzz(commands: Commands) -> None:
     replay = f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing"
     add(parser, "--replay FILE", replay, action="append")
     add(parser, "--shrink-minutes N", "time for shrinking a finding (5)", type=float, default=5.0)
-    blocks, chunks = (" and ".join(map(str, sizes)) for sizes in (BLOCKS, CHUNKS))
-    add(parser, "--block-size N", f"tokens in a cache block of the engine (as it reports, else {blocks} in turn)")
-    tokens = f"most tokens in a step of the engine (as it reports, else {chunks} in turn)"
+    add(parser, "--block-size N", f"tokens in a cache block of the engine (as it reports, else {BLOCK})")
+    tokens = f"most tokens in a step of the engine (as it reports, else {CHUNK})"
     add(parser, "--max-num-batched-tokens N", tokens)
-    add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS[0]})")
+    add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--max-model-len N", "most tokens of a request (as the engine reports, else the model's)")
     add(
         parser,

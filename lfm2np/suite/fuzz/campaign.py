@@ -91,7 +91,6 @@ class Campaign:
     is_live     answers depend on timing: the same trace may fail once and pass the next time
     report      called with the counts after each trace
     say         called with a line where shrinking begins, and where it ends
-    arounds     each trace is drawn around one of them, which differ in sizes; none: around `around`
     """
 
     judge: Judge
@@ -103,7 +102,6 @@ class Campaign:
     shrink_seconds: float = 300.0
     report: Callable[[Counts], None] = lambda counts: None
     say: Callable[[str], None] = lambda line: None
-    arounds: tuple[Around, ...] = ()
     counts: Counts = field(default_factory=Counts)
     label: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     history: list[Trace] = field(default_factory=list)
@@ -183,7 +181,7 @@ class Campaign:
             phases=[Phase.generate, Phase.target],
             suppress_health_check=list(HealthCheck),
         )
-        @given(traces_around(self.arounds or (self.around,)))
+        @given(traces_around(self.around))
         def draw(trace: Trace) -> None:
             if time.monotonic() > until:
                 raise Enough

@@ -45,6 +45,7 @@ class Around:
     needs_first  each prompt begins with it, as a server that takes texts adds it by itself
     stops     stop strings; empty: none is drawn
     without   what else is not drawn, of SPECIAL; TEXTS: texts are not compared
+    is_assumed  some of the sizes
     """
 
     block: int
@@ -58,6 +59,7 @@ class Around:
     samples: bool = False
     sampling: bool = False
     without: tuple[str, ...] = ()
+    is_assumed: bool = False
 
 
 def content(around: Around, seed: int, length: int) -> Ids:
@@ -164,12 +166,11 @@ def crowds(draw: st.DrawFn, around: Around) -> Trace:
     return Trace(tuple(greedy("", prompt[: around.longest - new], new) for prompt in prompts))
 
 
-def traces_around(arounds: Sequence[Around]) -> st.SearchStrategy[Trace]:
-    """Each around one of them. Where there are several, now and then a crowd: that fills a pool whatever its sizes."""
-    if len(arounds) == 1:
-        return traces(arounds[0])
-    kinds = st.sampled_from([traces] * (CROWDED - 1) + [crowds])
-    return st.tuples(kinds, st.sampled_from(arounds)).flatmap(lambda drawn: drawn[0](drawn[1]))
+def traces_around(around: Around) -> st.SearchStrategy[Trace]:
+    """Where sizes are assumed, now and then a crowd: that fills a pool whatever its sizes."""
+    if not around.is_assumed:
+        return traces(around)
+    return st.sampled_from([traces] * (CROWDED - 1) + [crowds]).flatmap(lambda draw: draw(around))
 
 
 def draws(around: Around, seed: int) -> Trace:

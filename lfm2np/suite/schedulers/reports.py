@@ -41,50 +41,43 @@ def check_entry(entry: Entry, where: str, sizes: Mapping[str, Any], fail: Fail) 
     for number, pair in enumerate(sequence(entry.checkpoints, f"{where}.checkpoints", fail)):
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(is_count, pair))):
             fail("reports", f"{where}.checkpoints[{number}]: {pair!r}, expected (tokens, checkpoint)")
-    size = sizes.get("block_size") or 1
-    most = places_of(sizes.get("num_blocks"), size)
-    check_places(entry.writes, f"{where}.writes", count, most, fail)
-    check_places(entry.reads, f"{where}.reads", entry.start + count, most, fail)
-    if entry.window is not None:
-        most = places_of(sizes.get("num_window_blocks"), size)
-        first, stop = entry.window.first, entry.start + (0 if entry.window.is_ring else count)
-        if not is_count(first) or first > stop:
-            fail("reports", f"{where}.window.first: {first!r}, expected 0 to {stop}")
-        check_places(entry.window.writes, f"{where}.window.writes", count, most, fail, may_be_none=True)
-        check_places(entry.window.reads, f"{where}.window.reads", stop - first, most, fail)
+    window, stop = entry.window, entry.start + count
+    places: list[tuple[str, Any, int, str]] = [
+        ("writes", entry.writes, count, "num_blocks"),
+        ("reads", entry.reads, stop, "num_blocks"),
+    ]
+    if window is not None:
+        stop -= count if window.is_ring else 0
+        if not is_count(window.first) or window.first > stop:
+            fail("reports", f"{where}.window.first: {window.first!r}, expected 0 to {stop}")
+        places.append(("window.writes", window.writes, count, "num_window_blocks"))
+        places.append(("window.reads", window.reads, stop - window.first, "num_window_blocks"))
+    for name, some, expected, blocks in places:
+        most = None if sizes.get(blocks) is None else sizes[blocks] * (sizes.get("block_size") or 1)
+        check_places(some, f"{where}.{name}", expected, most, fail, may_be_none=name == "window.writes")
 
 
-def places_of(num_blocks: int | None, block_size: int) -> int | None:
-    return None if num_blocks is None else num_blocks * block_size
-
-
-def check_places(
-    places: Any, where: str, expected: int, most: int | None, fail: Fail, may_be_none: bool = False
-) -> None:
-    if len(sequence(places, where, fail)) != expected:
-        fail("reports", f"{where}: {len(places)} places, expected {expected}")
-    for index, place in enumerate(places):
-        if may_be_none and place is None:
-            continue
-        if not is_count(place) or (most is not None and place >= most):
+def check_places(some: Any, where: str, expected: int, most: int | None, fail: Fail, may_be_none: bool) -> None:
+    if len(sequence(some, where, fail)) != expected:
+        fail("reports", f"{where}: {len(some)} places, expected {expected}")
+    for index, place in enumerate(some):
+        if not (may_be_none and place is None) and (not is_count(place) or (most is not None and place >= most)):
             limit = "an integer of at least 0" if most is None else f"0 to {most - 1}"
             fail("reports", f"{where}[{index}]: {place!r}, expected {limit}")
 
 
 def checked_copies(copies: Any, where: str, fail: Fail) -> Sequence[Copy]:
+    memories = (*BLOCKS, *STATES)
     for number, each in enumerate(sequence(copies, f"{where}: copies", fail)):
         if not isinstance(each, Copy):
             fail("reports", f"{where}: copies[{number}]: {type(each).__name__}, expected a Copy")
         for end in (each.source, each.destination):
-            if end is not None and not is_end(end):
-                names = ", ".join((*BLOCKS, *STATES))
-                fail("reports", f"{where}: copies[{number}]: {end!r}, expected (memory, number), one of {names}")
+            is_end = isinstance(end, tuple) and len(end) == 2 and end[0] in memories and is_count(end[1])
+            if end is not None and not is_end:
+                expected = f"expected (memory, number), one of {', '.join(memories)}"
+                fail("reports", f"{where}: copies[{number}]: {end!r}, {expected}")
     checked: Sequence[Copy] = copies
     return checked
-
-
-def is_end(end: Any) -> bool:
-    return isinstance(end, tuple) and len(end) == 2 and end[0] in {*BLOCKS, *STATES} and is_count(end[1])
 
 
 def checked_ids(names: Any, where: str, fail: Fail) -> list[str]:

@@ -42,7 +42,6 @@ from lfm2np.suite.fuzz.sizes import (
     REPORTED,
     Size,
     Sizes,
-    arounds_of,
     assumed,
     sizes_of,
 )
@@ -131,7 +130,7 @@ def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: c
         raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
     asking.begin()
     source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
-    around_sizes = sizes_of(given(arguments), abilities, Size((sizes.longest,), source))
+    around_sizes = sizes_of(given(arguments), abilities, Size(sizes.longest, source))
     takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
     around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
     context = Context(arguments.target, abilities.engine, asking.format_name, "", "none", command_line())
@@ -147,7 +146,7 @@ def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
 ) -> tuple[Campaign, list[tuple[Failure, Path]], bool]:
     """The campaign at its end, each failure with its folder, and whether an interrupt came after one."""
-    player, judge, around, sizes, context, _ = subject
+    player, judge, around, _, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -167,7 +166,6 @@ def played(
             shrink_seconds=arguments.shrink_minutes * 60,
             report=show,
             say=say,
-            arounds=arounds_of(around, sizes),
         )
         try:
             for failure in failures(arguments, campaign):
@@ -225,9 +223,9 @@ def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities
         expected = f"expected at most {most}: max_position_embeddings (config.json)"
         raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
     if arguments.max_model_len is not None:
-        return Size((arguments.max_model_len,), GIVEN)
+        return Size(arguments.max_model_len, GIVEN)
     longest = min(most, abilities.longest or most)
-    return Size((max(LEAST_CONTEXT, longest),), MODELS if longest == most else REPORTED)
+    return Size(max(LEAST_CONTEXT, longest), MODELS if longest == most else REPORTED)
 
 
 def around_of(
@@ -235,7 +233,7 @@ def around_of(
 ) -> Around:
     """`left_out`: of --without. Without a tokenizer no text is known, so no stop string."""
     alphabet = alphabet_of(tokenizer, vocab_size)
-    block, chunk, slots, longest = (max(sizes[name].values) for name in TOLD)
+    block, chunk, slots, longest = (sizes[name].value for name in TOLD)
     return Around(
         block=block,
         chunk=chunk,
@@ -248,6 +246,7 @@ def around_of(
         samples=abilities.takes_samples,
         sampling=abilities.takes_sampling,
         without=left_out,
+        is_assumed=bool(assumed(sizes)),
     )
 
 
@@ -266,11 +265,11 @@ def report_of(
     differs = {} if judge.is_certain else {"against": arguments.against, "expected": judge.expected}
     unknown = [] if arguments.replay else assumed(sizes)
     once = f"{counts.once} differences that were seen once and never again"
-    shown = [f"{name} {' or '.join(map(str, size.values))} ({size.source})" for name, size in sizes.items()]
+    shown = [f"{name} {size.value} ({size.source})" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
     longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
-    guess = f"max_model_len {max(longest.values)} is {longest.source}: if the engine takes fewer, give --max-model-len"
+    guess = f"max_model_len {longest.value} is {longest.source}: if the engine takes fewer, give --max-model-len"
     too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
     files = "trace.json, report.html, issue.md" + ", reproduce.py" * arguments.target.startswith(HTTP)
     folders = [f"{folder}: {files}" for _, folder in found]
@@ -300,7 +299,7 @@ def report_of(
             "why_format": context.why_format,
             **{name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")},
             **({**differs, "once": counts.once} if differs else {}),
-            "sizes": {name: {"values": list(size.values), "from": size.source} for name, size in sizes.items()},
+            "sizes": {name: {"value": size.value, "from": size.source} for name, size in sizes.items()},
             "assumed": unknown,
             "seconds": round(counts.seconds, 1),
         },
