@@ -107,13 +107,18 @@ def is_telling(judged: Sequence[Position]) -> bool:
 
 
 def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
-    """Of a format under which all positions are right; None if they are too large together somewhere. `declared`: judged under the declared one.
+    """Of a format under which each position is right; None if they are too large together somewhere.
+
+    declared  the same positions under the declared format
 
     An error is compared with those of emulated engines at the same position: where a token is certain all are near 0.
     No group of positions may err far less, nor what is right under the declared format if a split tells where that is:
     with several bugs no tag may be free of errors, though no format makes them.
     """
     form, reported = format_named(evidence.format_name), [at for at in evidence.positions if at.error is not None]
+    by_tag = [group for name in SHOWN for group in grouped(reported, name).values()]
+    if any(group.told >= 4 * LEAST and group.rms > FINE for group in by_tag):
+        return None
     if size_of(evidence.positions) < (LEAST_OF_STEPS if form.levels else LEAST_SIZE):
         return Fit.SMALLER
     emulated, sequences = emulated_errors(evidence, reported)
@@ -131,10 +136,6 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
     for group, least_rms in zip(groups_of(errors), least, strict=True):
         if group.told >= 4 * LEAST and group.rms < LEAST_PART * least_rms:
             return Fit.SMALLER
-    if any(
-        group.told >= 4 * LEAST and group.rms > FINE for name in SHOWN for group in grouped(reported, name).values()
-    ):
-        return None
     alike = not form.levels and is_alike(errors, theirs.mean(axis=0), sequences)
     return Fit.ALIKE if alike else Fit.BY_SIZE
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from lfm2np.checkpoint.config_json import READINGS, reading_of
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
-from lfm2np.oracle.causes.groups import FINE
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.judge import judge
@@ -25,7 +24,7 @@ MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
 
 
 def constant_cause(search: ConstantSearch | None, is_wrong: bool) -> Suspicion | None:
-    """The constant that explains most: of errors beyond the format, nearly all, or what is left is the format's.
+    """The constant that explains most: of errors beyond the format, at most positions nearly all, or all but noise.
 
     Less is no cause: along a direction that makes logits smaller there is much of whatever makes an engine unsure.
     """
@@ -33,7 +32,7 @@ def constant_cause(search: ConstantSearch | None, is_wrong: bool) -> Suspicion |
     if not possible:
         return None
     first = possible[0]
-    if is_wrong and first.explained < EXPLAINED and first.left > FINE:
+    if is_wrong and first.left > MOST_LEFT:
         return None
     alike = [constant.words for constant in possible if constant.explained >= NEARLY * first.explained]
     words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
