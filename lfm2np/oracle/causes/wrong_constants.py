@@ -16,9 +16,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.verdict import Position
 
-EXPLAINED = (
-    0.99  # of the squares of errors beyond a format, by the constant that is their cause: a tenth of them is left
-)
+MOST_LEFT = 0.1  # of the error, by the constant that is its cause
 NEARLY = 0.9  # as much as the first explains: another may be it as well
 MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
 

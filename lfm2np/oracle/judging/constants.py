@@ -70,8 +70,8 @@ class Constant:
     share      the constant is larger by so much of itself; of a soft cap, (CAP / cap)**2
     sure       times what is seen by accident
     explained  share of the errors' squares that this explains
-    left       share of the error, beyond the noise, that it leaves at most positions: of medians, since some tokens of a
-               mixture of experts are off by more, as they go elsewhere
+    left       share of the error, beyond the noise, that it leaves at most positions: of medians, since in a mixture of
+               experts some tokens are off by more, as they go elsewhere
     """
 
     name: str
