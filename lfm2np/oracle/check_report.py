@@ -29,7 +29,7 @@ MEANS = {
     Verdict.TIE: "Some tokens differ from the oracle's, where the declared format can't tell the two apart.",
     Verdict.INCONCLUSIVE: "The engine reports too little, or did not answer: it can't be shown to be right or wrong.",
     Verdict.DRIFT: "Errors are larger than the declared format explains, but another format explains all of them.",
-    Verdict.BUG: "Errors are larger than any number format explains.",
+    Verdict.BUG: "The declared format does not explain the errors, nor are they another format's everywhere.",
 }
 LOCATE = "--locate records the shortest wrong request and names the wrong operation"
 ERRORS = (

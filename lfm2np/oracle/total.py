@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.packed.activations import input_roundings
-from lfm2np.errors import NumericsError
-from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, findings, lines
-from lfm2np.oracle.causes.groups import OFF, group_of, is_uniform
+from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, Suspicion, findings, lines, requests_of
+from lfm2np.oracle.causes.groups import OFF
+from lfm2np.oracle.causes.other_formats import Fit, other_format
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
-from lfm2np.oracle.causes.split import described
+from lfm2np.oracle.causes.unrelated import unrelated_cause
 from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
-from lfm2np.oracle.judging.formats import format_named, others
-from lfm2np.oracle.judging.judge import FAR, judge, worst_of
-from lfm2np.oracle.judging.noise import FIRST
-from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
@@ -40,9 +33,7 @@ from lfm2np.oracle.judging.verdict import (
 from lfm2np.oracle.workloads import CASES
 from lfm2np.values import Progress
 
-MOST_FLIPS = 0.5  # of an engine's new tokens: a format that flips more explains anything
-LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
-LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
+MOST_SIZE = 1.5  # root mean square of right engines' errors in units of their own format's noise
 
 
 @dataclass(frozen=True)
@@ -94,14 +85,18 @@ def total(
     causes = findings(positions) if is_off else []
     cause = reply_cause(evidence) if wrong else None
     seen: ConstantSearch | None = None
-    if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a split tells all
+    is_split = bool(causes) and causes[0].explained is not None
+    if cause is None and wrong and not (is_split and causes[0].sure != GUESS):
+        cause = unrelated_cause(evidence)
+    if cause is None and not (is_split and causes[0].sure == CERTAIN):  # a split tells all
         seen = search_constants(evidence, is_off, constants)
         cause = constant_cause(seen, is_off)
-    if cause is None:
-        verdict, reasons = decided(evidence, unanswered)
-        causes = causes or findings(positions) if verdict is Verdict.BUG else []
-    else:
+    if cause is not None:
         verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause]
+    elif is_off or chance_together(positions) < FLIPS_LIMIT:
+        verdict, reasons, causes = beyond_its_format(evidence, causes or findings(positions))
+    else:
+        verdict, reasons, causes = *within_its_format(evidence, unanswered), []
     if wrong:
         reasons += contradictions(pairs)
     if refuted := [answer for _, answer in pairs if answer.is_refuted]:
@@ -125,16 +120,33 @@ def total(
     )
 
 
-def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
+def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verdict, list[str], list[Suspicion]]:
+    """With its grounds, and the causes of a bug: where no part of the requests is named, what other formats say."""
+    format_name, positions = evidence.format_name, evidence.positions
+    grounds = wrong_reasons(format_name, positions)
+    if (
+        0.0 < size_of(positions) <= MOST_SIZE
+    ):  # all but a few errors are the declared format's: those few are no format's
+        return Verdict.BUG, grounds, causes
+    other = other_format(evidence)
+    if other is not None and other.fit is not Fit.SMALLER:
+        return Verdict.DRIFT, [other.fit.format(other.name, format_name)], []
+    if causes and causes[0].explained is None and causes[0].suspect == EVERYWHERE and other is None:
+        causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
+    wrong, asked = requests_of(positions)
+    if (
+        other is not None
+        and 2 * len(wrong) > len(asked)
+        and all(cause.sure == GUESS or cause.explained is None for cause in causes)
+    ):
+        where = other.fit.format(other.name, format_name)
+        cause = Suspicion(CERTAIN, where, f"run again with it if the engine computes in it; else {EVERYWHERE}")
+        causes = [cause, *(cause for cause in causes if cause.sure == GUESS)]
+    return Verdict.BUG, grounds, causes
+
+
+def within_its_format(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
     format_name, pairs, positions = evidence.format_name, evidence.pairs, evidence.positions
-    chance = chance_together(positions)
-    size = size_of(positions)
-    if is_wrong(positions) or chance < FLIPS_LIMIT or size > OFF:
-        fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
-        like = None if fits else explaining_format(evidence)
-        if like is not None:
-            return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
-        return Verdict.BUG, wrong_reasons(format_name, positions)
     if unanswered:
         answer = next(answer for request, answer in pairs if request.request_id == unanswered[0])
         first = f"{unanswered[0]}: {answer.error or 'no answer reported the ids of its tokens'}"
@@ -186,44 +198,3 @@ def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
         ),
     }
     return [words for words, is_so in reasons.items() if is_so]
-
-
-def explaining_format(evidence: Evidence) -> str | None:
-    """The first of `others` under which all errors have the right size everywhere, and are not too small.
-
-    A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
-    one under which a constant is seen to be off: rounding has no direction.
-
-    The answer that is furthest off is tried alone first. What is right under the declared format must not be too exact
-    for the other one: with several bugs no tag may be free of errors, though no format makes them.
-    """
-    model, pairs, known, progress = evidence.model, evidence.pairs, evidence.known, evidence.progress
-    description = described(evidence.positions)
-    worst = max(evidence.positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
-    first = [pair for pair in pairs if pair[0].request_id == worst.request.request_id]
-    tensors = read_tensors(model.path, model.config)
-    is_quantised = any(tensor.is_quantised for tensor in tensors.values())
-    states_inputs = bool(input_roundings(model.path, model.config))
-    for name in others(evidence.format_name, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
-        try:
-            tried = judge(model, name, first, progress, known, FIRST)  # weights that each engine draws are expensive
-            if not model.config.sparse_layers and worst_of(tried) > LIMIT * FAR:
-                continue
-            if is_wrong(judge(model, name, first, progress, known)):
-                continue
-            judged = judge(model, name, pairs, progress, known)
-        except NumericsError:
-            continue  # it can't hold this model's numbers
-        inside = frozenset() if description is None else description.inside
-        spared = [position for position in judged if position.place in inside]
-        everywhere = is_uniform(judged) and not group_of(spared).is_below_a_format
-        likely = chance_together(judged) >= FLIPS_LIMIT
-        flips = [position.flip_chance for position in judged if position.flip_chance is not None]
-        is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
-        least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
-        if size_of(judged) >= least and everywhere and likely and is_telling:
-            under_it = replace(evidence, format_name=name, positions=judged)
-            seen = search_constants(under_it, is_wrong=True, is_wanted=False)
-            if seen is None or not seen.found:
-                return name
-    return None

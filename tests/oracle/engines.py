@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from lfm2np.arithmetic.ieee import Ieee, unchanged
+from lfm2np.arithmetic.matrix import Matrix
+from lfm2np.checkpoint.files import read_tensors
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model, load
 from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
 from lfm2np.oracle.engines.target import Abilities, Arrived, Played, Target, ignored
-from lfm2np.oracle.judging.constants import SOFT_CAP, directions
+from lfm2np.oracle.judging.constants import SOFT_CAP, directions, with_scaled_queries
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
 from lfm2np.suite.adapters import Own
@@ -72,8 +78,48 @@ def scaled_routing(model: str, sizes: dict[str, Any]) -> Own:
     return changed_by(model, sizes, "the scale of routing")
 
 
+def small_attention(model: str, sizes: dict[str, Any]) -> Own:
+    right = loaded(model, "float32")
+    weights, config = with_scaled_queries(0.7)(right.weights, right.config)
+    return Own(replace(right, weights=weights, config=config), {**PLENTY, **sizes})
+
+
 def soft_capped(model: str, sizes: dict[str, Any]) -> Own:
     return changed_by(model, sizes, SOFT_CAP)
+
+
+@dataclass(frozen=True)
+class Coarse(Ieee):
+    """float32, of which one thing is rounded: the inputs of products, or their outputs, or the residual stream."""
+
+    rounded: Callable[[Any], Any] = unchanged
+    what: str = "outputs"
+
+    def linear(self, x: Any, matrix: Matrix, bias: Any = None) -> Any:
+        products = super().linear(self.rounded(x) if self.what == "inputs" else x, matrix, bias)
+        return self.rounded(products) if self.what == "outputs" else products
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self.rounded(x + y) if self.what == "residual" else x + y
+
+
+def coarse(rounded: Callable[[Any], Any], what: str, model: str, sizes: dict[str, Any]) -> Own:
+    numerics = Coarse("float32", np.float32, 4, unchanged, rounded, what)
+    return Own(replace(loaded(model, "float32"), numerics=numerics), {**PLENTY, **sizes})
+
+
+def noisy(share: float, model: str, sizes: dict[str, Any]) -> Own:
+    """In float32, all matrices off by random numbers of so much of their standard deviation."""
+    right, random = loaded(model, "float32"), np.random.default_rng(5)
+
+    class Noisy(Ieee):
+        def prepare_matrix(self, weight: Any, what: str) -> Matrix:
+            noise = random.normal(size=weight.shape) * np.std(weight) * share
+            return super().prepare_matrix(np.asarray(weight + noise, np.float32), what)
+
+    numerics = Noisy("float32", np.float32, 4, unchanged)
+    weights = prepare_weights(read_tensors(right.path, right.config), right.config, numerics)
+    return Own(replace(right, weights=weights), {**PLENTY, **sizes})
 
 
 class Kept(PythonTarget):

@@ -204,7 +204,7 @@ def test_a_request_of_a_file_may_have_other_tags() -> None:
 # --- findings
 
 
-EVERYWHERE = f"wrong everywhere, and no format errs like this: {findings_module.EVERYWHERE}"
+EVERYWHERE = f"wrong everywhere: {findings_module.EVERYWHERE}"
 
 
 def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:

@@ -79,6 +79,15 @@ def test_each_of_them_is_named(model: Model, published: Model, engine: str) -> N
     assert total.verdict is Verdict.BUG and f"as if {NAMED[engine]}" in total.reasons[0], total.reasons
 
 
+@pytest.mark.slow
+def test_a_constant_that_is_far_off_is_measured_where_it_is(model: Model) -> None:
+    """Along the direction of a small change it explains three quarters."""
+    total = checked(model, "small_attention", cases=("neighbours",), at_once=2).total
+    assert total.reasons[0].startswith("certain: wrong everywhere by a little, as if the scale of attention is smaller")
+    assert total.causes[0].explained is not None and total.causes[0].explained > 0.99
+    assert "by about 30 %" in total.reasons[0]
+
+
 def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:
     random = np.random.Generator(np.random.Philox(key=[3, 3]))
     size, share = 4000, 0.02
@@ -122,6 +131,10 @@ def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
     assert constant_cause(search, is_wrong=True) is None
     impossible = replace(search, found=(Constant("norm_eps", -300.0, 90.0, 0.9), other))
     assert constant_cause(impossible, is_wrong=True) is None
+    nearly = Constant("norm_eps", -0.9, 40.0, 0.75, left=0.3)  # along its direction lies much of whatever is wrong
+    assert constant_cause(ConstantSearch((nearly,), {}), is_wrong=True) is None
+    cause = constant_cause(ConstantSearch((replace(nearly, left=0.02),), {}), is_wrong=True)
+    assert cause is not None and cause.sure == "certain"
     hidden_cause = constant_cause(search, is_wrong=False)
     assert hidden_cause is not None and hidden_cause.sure == "likely"
     assert hidden_cause.where.endswith("norm_eps is smaller by about 90 % or rope_theta is larger by about 1 %")

@@ -134,11 +134,11 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """If no tag separates right from wrong: where it is wrong more often, if anywhere."""
+    """If no tag separates right from wrong: where it is wrong more often, if anywhere. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
-        return Suspicion(CERTAIN, "wrong everywhere, and no format errs like this", EVERYWHERE)
+        return Suspicion(CERTAIN, "wrong everywhere", EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests"

@@ -15,7 +15,6 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, largest_erro
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0
-LEAST_NOISE = 0.15
 LEAST = 4  # positions that a group needs to be called fine
 SHOWN = ("case", "row", "prompt length", "company", "prefix", "phase", "abort")  # tags of many positions
 
@@ -38,11 +37,6 @@ class Group:
     @property
     def is_off(self) -> bool:
         return self.bugs > 0 or self.rms > OFF or self.worst > LIMIT
-
-    @property
-    def is_below_a_format(self) -> bool:
-        """Errors far smaller than the declared format's."""
-        return self.told >= 4 * LEAST and self.rms < LEAST_NOISE
 
 
 def grouped(positions: Iterable[Position], name: str) -> dict[str, Group]:
@@ -73,11 +67,3 @@ def group_of(positions: Sequence[Position]) -> Group:
         flips=sum(position.is_flip for position in positions),
         bugs=sum(position.verdict is Verdict.BUG for position in positions),
     )
-
-
-def is_uniform(positions: Sequence[Position]) -> bool:
-    """Whether the errors are the size that this format has, everywhere, and not smaller."""
-    if any(position.is_wrong for position in positions):
-        return False
-    groups = [group for name in SHOWN for group in grouped(positions, name).values()]
-    return not any(group.is_below_a_format or (group.told >= 4 * LEAST and group.rms > FINE) for group in groups)

@@ -11,34 +11,31 @@ from lfm2np.checkpoint.config_json import READINGS, reading_of
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.engines.records import Pair
-from lfm2np.oracle.judging.constants import EPS, SOFT_CAP, Constant, ConstantSearch
+from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.verdict import Position
 
-EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
+MOST_LEFT = 0.1  # of the error, by the constant that is its cause
 NEARLY = 0.9  # as much as the first explains: another may be it as well
-MOST_OFF = 0.5  # of itself, by which a constant may be off to be the cause
 MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
 
 
 def constant_cause(search: ConstantSearch | None, is_wrong: bool) -> Suspicion | None:
-    """The constant that explains most: of errors beyond the format, nearly all of them."""
-    possible = [] if search is None else [constant for constant in search.found if is_plausible(constant)]
-    if not possible or (is_wrong and possible[0].explained < EXPLAINED):
+    """The constant that explains most: of errors beyond the format, at most positions nearly all, or all but noise.
+
+    Less is no cause: along a direction that makes logits smaller there is much of whatever makes an engine unsure.
+    """
+    possible = [] if search is None else [constant for constant in search.found if constant.is_plausible]
+    if not possible:
         return None
     first = possible[0]
+    if is_wrong and first.left > MOST_LEFT:
+        return None
     alike = [constant.words for constant in possible if constant.explained >= NEARLY * first.explained]
     words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
     suspect = "a constant, and no number format (--locate says where)"
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, first.explained)
-
-
-def is_plausible(constant: Constant) -> bool:
-    """None is below 0, and a large change of any but eps is no slip of a constant: errors then are not linear in it."""
-    if constant.name == SOFT_CAP:
-        return constant.share > 0.0
-    return constant.share > -1.0 and (constant.name == EPS or abs(constant.share) <= MOST_OFF)
 
 
 def reading_cause(

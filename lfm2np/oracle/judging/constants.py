@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,9 @@ LEAST = 256  # positions with a log-probability
 PART = 0.2  # of the tokens, that are tried first
 MOST_PRODUCTS = 10**12  # of a search that was not requested: a minute
 PATIENCE = 10  # times as many, where the engine is wrong anyway
+MOST_OFF = 0.5  # of itself, by which a constant may be off to be the cause
+HALF = 0.5  # of the errors' squares, from which a constant of a wrong engine is measured again,
+TIMES = 3  # so often
 SOFT_CAP, EPS = "a soft cap of logits", "norm_eps"
 Change = Callable[[ModelWeights, ModelConfig], tuple[ModelWeights, ModelConfig]]
 
@@ -56,7 +59,7 @@ class Direction:
 
     name: str
     change: Change
-    step: float = STEP
+    step: float
     arithmetic: Callable[[Any], Any] | None = None  # what is changed in it, if anything is
 
 
@@ -67,12 +70,22 @@ class Constant:
     share      the constant is larger by so much of itself; of a soft cap, (CAP / cap)**2
     sure       times what is seen by accident
     explained  share of the errors' squares that this explains
+    left       share of the error, beyond the noise, that it leaves at most positions: of medians, since in a mixture of
+               experts some tokens are off by more, as they go elsewhere
     """
 
     name: str
     share: float
     sure: float
     explained: float
+    left: float = math.inf
+
+    @property
+    def is_plausible(self) -> bool:
+        """None is below 0, and a large change of any but eps is no slip of a constant."""
+        if self.name == SOFT_CAP:
+            return self.share > 0.0
+        return self.share > -1.0 and (self.name == EPS or abs(self.share) <= MOST_OFF)
 
     @property
     def words(self) -> str:
@@ -107,42 +120,44 @@ def amount(name: str, share: float) -> str:
     return f"by {100.0 * share:.2g} %" if share < 1.0 else f"by {share:.2g} times"
 
 
-def directions(config: ModelConfig) -> Iterator[Direction]:
-    """Constants of the whole network."""
-    yield Direction(EPS, of_config(norm_eps=config.norm_eps * (1.0 + STEP_OF_EPS)), STEP_OF_EPS)
-    yield Direction("rope_theta", of_config(rope_theta=config.rope_theta * (1.0 + STEP)))
-    yield Direction("the scale of attention", with_scaled_queries)
+def directions(config: ModelConfig, share: float | None = None) -> Iterator[Direction]:
+    """Constants of the whole network, changed by a step, or by `share` of themselves."""
+    step, of_eps, of_cap = (STEP, STEP_OF_EPS, 1.0) if share is None else (share, share, share)
+    yield Direction(EPS, of_config(norm_eps=config.norm_eps * (1.0 + of_eps)), of_eps)
+    yield Direction("rope_theta", of_config(rope_theta=config.rope_theta * (1.0 + step)), step)
+    yield Direction("the scale of attention", with_scaled_queries(1.0 + step), step)
     if config.mixture is not None and config.sparse_layers:
-        scale = config.mixture.routed_scaling_factor * (1.0 + STEP)
-        yield Direction("the scale of routing", of_config(mixture=replace(config.mixture, routed_scaling_factor=scale)))
-    yield Direction(SOFT_CAP, of_config(), 1.0, SoftCapped)
+        scale = config.mixture.routed_scaling_factor * (1.0 + step)
+        yield Direction(
+            "the scale of routing", of_config(mixture=replace(config.mixture, routed_scaling_factor=scale)), step
+        )
+    yield Direction(SOFT_CAP, of_config(), of_cap, partial(SoftCapped, cap=cap_of(abs(of_cap))))
 
 
 def of_config(**fields: Any) -> Change:
     return lambda weights, config: (weights, replace(config, **fields))
 
 
-def with_scaled_queries(weights: ModelWeights, config: ModelConfig) -> tuple[ModelWeights, ModelConfig]:
+def with_scaled_queries(factor: float) -> Change:
     def scaled(layer: LayerWeights) -> LayerWeights:
         if not isinstance(layer.operator, AttentionWeights):
             return layer
-        return replace(layer, operator=replace(layer.operator, q_norm=layer.operator.q_norm * np.float32(1.0 + STEP)))
+        return replace(layer, operator=replace(layer.operator, q_norm=layer.operator.q_norm * np.float32(factor)))
 
-    return replace(weights, layers=tuple(map(scaled, weights.layers))), config
+    return lambda weights, config: (replace(weights, layers=tuple(map(scaled, weights.layers))), config)
 
 
 class SoftCapped:
-    """An arithmetic in which logits [T, V] are CAP * tanh(logits / CAP) before anything is computed of them."""
+    """An arithmetic in which logits [T, V] are cap * tanh(logits / cap) before anything is computed of them."""
 
-    def __init__(self, numerics: Numerics) -> None:
-        self._numerics = numerics
+    def __init__(self, numerics: Numerics, cap: float = CAP) -> None:
+        self._numerics, self._cap = numerics, np.float32(cap)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._numerics, name)
 
     def log_softmax(self, logits: Any) -> Float64:
-        cap = np.float32(CAP)
-        return self._numerics.log_softmax(cap * np.tanh(logits / cap))
+        return self._numerics.log_softmax(self._cap * np.tanh(logits / self._cap))
 
 
 # --- what an engine's errors hold of them
@@ -188,8 +203,19 @@ def reported_logprobs(evidence: Evidence) -> Reported | None:
 def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -> dict[str, Float64]:
     """By direction: its effect on each log-probability [N], relative to a change of the constant by itself.
 
-    In float32, whose noise is far smaller. `progress(done, total)` counts directions.
+    `progress(done, total)` counts directions.
     """
+    changes = list(directions(model.config))
+    effects_by_name = {}
+    for done, (name, effect) in enumerate(effects_of(model, reported, changes)):
+        effects_by_name[name] = effect
+        if progress:
+            progress(done + 1, len(changes))
+    return effects_by_name
+
+
+def effects_of(model: LoadedModel, reported: Reported, changes: Iterable[Direction]) -> Iterator[tuple[str, Float64]]:
+    """In float32, whose noise is far smaller."""
     numerics = numerics_named("float32")
     weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
     items = [noise_item(truth) for truth in reported.truths]
@@ -199,14 +225,10 @@ def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -
         return reported.gathered(each["logprobs"] for each in said)
 
     base = logprobs(weights, model.config, numerics)
-    effects_by_name, changes = {}, list(directions(model.config))
-    for done, direction in enumerate(changes):
+    for direction in changes:
         other = numerics if direction.arithmetic is None else direction.arithmetic(numerics)
         changed = logprobs(*direction.change(weights, model.config), other)
-        effects_by_name[direction.name] = (changed - base) / direction.step
-        if progress:
-            progress(done + 1, len(changes))
-    return effects_by_name
+        yield direction.name, (changed - base) / direction.step
 
 
 def search_constants(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> ConstantSearch | None:
@@ -235,7 +257,23 @@ def search_constants(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> Con
             break
     least = {each.name: LIMIT * ALIKE / each.power + each.allowance for each in projections}
     suspects = [projection for projection in projections if projection.size > LIMIT]
-    return ConstantSearch(tuple(shown(evidence, suspects) if suspects else ()), least)
+    found = shown(evidence, suspects) if suspects else []
+    if is_wrong:
+        found = [measured(model, constant, reported) if constant.explained >= HALF else constant for constant in found]
+    return ConstantSearch(tuple(sorted(found, key=lambda constant: -constant.explained)), least)
+
+
+def measured(model: LoadedModel, constant: Constant, reported: Reported) -> Constant:
+    """By its effect where it is off by as much as it seems: errors are not linear in it, and what is no error of this
+    constant but by accident looks like it does not grow like it."""
+    for _ in range(TIMES):
+        if not constant.is_plausible:
+            break
+        changed = [each for each in directions(model.config, constant.share) if each.name == constant.name]
+        ((name, effect),) = effects_of(model, reported, changed)
+        projection = Projection(name, effect, reported)
+        constant = replace(projection.explained(projection.share(reported.errors)), sure=constant.sure)
+    return constant
 
 
 def densest(reported: Reported) -> Reported:
@@ -296,18 +334,22 @@ class Projection:
         mean, share = math.fsum(shares) / len(shares), self.share(self.reported.errors)
         spread = max(float(np.std(shares, ddof=1)), 1.0 / self.power) * math.sqrt(1.0 + 1.0 / len(shares))
         beyond = max(0.0, abs(share - mean) - self.allowance)
-        errors, scales = self.reported.errors, self.reported.scales
-        left = float(np.sum(((errors - share * self.effect) / scales) ** 2)) / float(np.sum((errors / scales) ** 2))
-        return Constant(self.name, share - mean, beyond / spread, 1.0 - left)
+        return replace(self.explained(share), share=share - mean, sure=beyond / spread)
+
+    def explained(self, share: float) -> Constant:
+        """By how much of the direction; how sure that is is not known."""
+        errors = self.reported.errors / self.reported.scales
+        left = errors - share * self.effect / self.reported.scales
+        of_median = max(0.0, float(np.median(np.abs(left))) - 1.0) / max(1.0, float(np.median(np.abs(errors))))
+        return Constant(self.name, share, 0.0, 1.0 - float(left @ left) / float(errors @ errors), of_median)
 
 
 def shown(evidence: Evidence, suspects: Sequence[Projection]) -> list[Constant]:
-    """Those that right engines hardly ever have by accident, the best explanation first."""
+    """Those that right engines hardly ever have by accident."""
     reported = suspects[0].reported
     noises = noise_of(evidence.model, reported.truths, evidence.format_name, RIGHT, place=evidence.known.place)
     others = [
         reported.gathered(of.errors[index, truth.stored] for of, truth in zip(noises, reported.truths, strict=True))
         for index in range(len(RIGHT))
     ]
-    sure = [constant for suspect in suspects if (constant := suspect.fitted(others)).sure > LIMIT]
-    return sorted(sure, key=lambda constant: -constant.explained)
+    return [constant for suspect in suspects if (constant := suspect.fitted(others)).sure > LIMIT]

@@ -17,6 +17,7 @@ import lfm2np
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.other_formats import MOST_FLIPS
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
@@ -25,7 +26,7 @@ from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
 from lfm2np.oracle.judging.routes import OWN, swapped
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
-from lfm2np.oracle.total import MOST_FLIPS, total
+from lfm2np.oracle.total import total
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 

@@ -1,0 +1,85 @@
+"""Another format, checkpoint or weights as the reason of errors everywhere: named as far as they explain them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import checked_target, coarse, float32, loaded, noisy
+
+from lfm2np.arithmetic.ieee import round_to_bfloat16
+from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.other_formats import is_alike
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.judging.formats import round_to_float16
+from lfm2np.oracle.judging.truth import Spoken
+from lfm2np.oracle.judging.verdict import WRONG, Verdict
+from lfm2np.suite.adapters import Own
+
+pytestmark = pytest.mark.rounding
+ROUNDED = {"bfloat16": round_to_bfloat16, "float16": round_to_float16}
+NO_FORMAT = "no format errs like this"
+
+
+def checked_factory(model: Model, factory: Factory, form: str = "float32") -> Checked:
+    return checked_target(model, PythonTarget(factory, model.path), form, ("neighbours",))
+
+
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        ("bfloat16", "outputs"),
+        ("float16", "inputs"),
+        pytest.param("bfloat16", "residual", marks=pytest.mark.slow),
+        pytest.param("bfloat16", "inputs", marks=pytest.mark.slow),
+        pytest.param("float16", "outputs", marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(model: Model, form: str, what: str) -> None:
+    """Before, "certain: wrong everywhere, and no format errs like this", though all is right under it."""
+    factory = partial(coarse, ROUNDED[form], what)
+    total = checked_factory(model, factory).total
+    assert total.verdict in WRONG and f"right under --format {form}" in total.reasons[0], total.reasons
+    assert NO_FORMAT not in " ".join(total.reasons)
+    assert checked_factory(model, factory, form).total.verdict not in WRONG
+
+
+@pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_weights_that_are_off_by_a_little_are_not_called_a_format(model: Model, share: float) -> None:
+    """Before, "errs like int4 everywhere" of 10 %: its size alone says only that it is right under it."""
+    total = checked_factory(model, partial(noisy, share)).total
+    assert total.verdict in WRONG and "right under --format" in total.reasons[0], total.reasons
+    assert "weight" in total.reasons[0] and "errs like" not in total.reasons[0]
+
+
+@pytest.mark.slow
+def test_no_format_is_blamed_where_none_explains_it(model: Model) -> None:
+    total = checked_factory(model, partial(noisy, 0.3)).total
+    assert total.verdict is Verdict.BUG and NO_FORMAT in total.reasons[0]
+
+
+def of_checkpoint(path: str, _: str, sizes: dict[str, Any]) -> Own:
+    return float32(path, sizes)
+
+
+def test_answers_of_another_checkpoint_are_recognised(model: Model) -> None:
+    """Before, "certain: as if there is a soft cap of logits at about 7.77"."""
+    mixture = loaded(str(model.path.parent / "moe"))
+    for asked, answering in ((model, mixture), (mixture, model)):
+        total = checked_factory(asked, partial(of_checkpoint, str(answering.path))).total
+        assert total.verdict is Verdict.BUG
+        assert "look like answers of another checkpoint, tokenizer or prompt" in total.reasons[0], total.reasons
+
+
+def test_a_correlation_of_errors_counts_if_it_is_large_and_no_accident() -> None:
+    random = np.random.default_rng(0)
+    sequences = [Spoken((index // 20,)) for index in range(800)]
+    theirs, other = random.normal(size=(2, 800))
+    assert is_alike(0.5 * theirs + other, theirs, sequences)
+    assert not is_alike(0.1 * theirs + other, theirs, sequences), "sure, but small"
+    assert not is_alike(other, theirs, sequences) and not is_alike(-theirs, theirs, sequences)
+    assert not is_alike(0.5 * theirs + other, theirs, sequences[:1] * 800), "one sequence proves nothing"
