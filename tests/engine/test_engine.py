@@ -192,7 +192,7 @@ def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Mo
     list(engine.stream())
     assert arrays == [id(array) for layer in engine.cache.blocks for array in layer]
     assert not engine.scheduler.requests
-    assert not engine._groups and not engine._group_of
+    assert not engine._requests and not engine._sequences
 
 
 def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
