@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from lfm2np.arithmetic import NAMES
 from lfm2np.arithmetic.products.blas import blas_kernel
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine.audit import Audit
 from lfm2np.engine.cache import Cache, default_blocks, default_window_blocks, make_cache
 from lfm2np.engine.drafters import Drafter
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
@@ -47,11 +46,10 @@ def require_params(name: str, params: object) -> SamplingParams:
     return SamplingParams() if params is None else params
 
 
-def require_kinds(prefix_caching: object, check: object, trace: object, clock: object, room_for: object) -> None:
+def require_kinds(prefix_caching: object, trace: object, clock: object, room_for: object) -> None:
     """RequestError for an option of Engine that is not what it has to be; sizes are checked where they are used."""
     for name, value, expected, fits in (
         ("prefix_caching", prefix_caching, "true or false", isinstance(prefix_caching, bool | np.bool_)),
-        ("check", check, "true or false", isinstance(check, bool | np.bool_)),
         ("trace", trace, "a text file that is open, or None", trace is None or hasattr(trace, "write")),
         ("clock", clock, "a function that returns seconds", callable(clock)),
         ("room_for", room_for, "a list of whole numbers, or None", room_for is None or isinstance(room_for, Iterable)),
@@ -94,8 +92,6 @@ class Engine:
     max_num_batched_tokens  most tokens of a step
     drafter                 proposes tokens that a step then checks (drafters.py, draft_model.py); None: no speculation
     num_speculative_tokens  most drafts of a request in a step
-    check                   verify after each step that every block is free, owned or cached exactly once, and that
-                            what was published holds what the reference computes for its prefix; see also `verify`
     trace                   a text file that gets the run as JSON lines; `engine.trace.end()` writes the last of them
     on_logits               called with each row of logits that a token was chosen from
     progress                called with (layers done, layers in all) of each step
@@ -119,7 +115,6 @@ class Engine:
         drafter: Drafter | None = None,
         num_speculative_tokens: int = 4,
         seed: int = 0,
-        check: bool = False,
         trace: TextIO | None = None,
         on_logits: OnLogits | None = None,
         progress: Progress | None = None,
@@ -132,7 +127,7 @@ class Engine:
             raise RequestError(
                 f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache: {expected}"
             )
-        require_kinds(prefix_caching=prefix_caching, check=check, trace=trace, clock=clock, room_for=room_for)
+        require_kinds(prefix_caching=prefix_caching, trace=trace, clock=clock, room_for=room_for)
         self.model, self.seed = model, require_count("seed", seed, 0, MAX_SEED)
         self.metrics = RunMetrics()
         config = scheduler_config(
@@ -156,7 +151,6 @@ class Engine:
         self._requests: dict[str, list[Sequence]] = {}  # the samples of each, until all have ended
         self._sequences: dict[str, Sequence] = {}  # the same by the scheduler's request id
         self._on_logits, self._progress, self._clock = on_logits, progress, clock
-        self._audit = Audit(model, self.cache, self.scheduler) if check else None
         self._ended: str | None = None  # by what, once an exception ended it
         self._is_inside = False  # a step, as its drafter is
         self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
@@ -312,8 +306,6 @@ class Engine:
             self.trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
             for name in stopped:
                 self.trace.finish(name, FinishReason.STOP)
-        if self._audit:
-            self._audit.check_step(plan, sequences)
         return chosen
 
     def _require_idle(self, call: str) -> None:
@@ -365,17 +357,6 @@ class Engine:
         """Its drafter is not asked again."""
         self._sequences[name].draft_error = error
         self.metrics.draft_failures += 1
-
-    def verify(self) -> int:
-        """How many cached blocks and running requests equal the reference; ProofError for a difference.
-
-        A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
-        tokens do. Call it between steps. RequestError for an engine without `check`, which does not know the prefixes.
-        """
-        self._require_idle("verify()")
-        if self._audit is None:
-            raise RequestError("verify: the engine was made without check=True")
-        return self._audit.check_memory()
 
     def stream(self) -> Iterator[RequestOutput]:
         """Steps until nothing is left, yielding outputs as they change."""
