@@ -1,4 +1,4 @@
-"""Conservation: every block is free, owned or cached, exactly once. For tests and `Engine(check=True)`: O(pool)."""
+"""Conservation: every block is free, owned or cached, exactly once. For tests: O(pool)."""
 
 from __future__ import annotations
 
