@@ -298,7 +298,7 @@ class Engine:
             sequence.first_scheduled = began if sequence.first_scheduled is None else sequence.first_scheduled
         for name, error in errors.items():
             self._sequences[name].error = told(error)
-        stopped = [name for name in tokens if self._take(self._sequences[name], now)]
+        stopped = [name for name, ids in tokens.items() if self._take(self._sequences[name], ids[-1], now)]
         self.metrics.count_step([len(entry.token_ids) for entry in plan.scheduled], now - began, self.scheduler)
         changed = dict.fromkeys(self._sequences[name].parent_id for name in (*errors, *tokens))
         self._ready += [self._output(request_id) for request_id in changed]
@@ -363,10 +363,9 @@ class Engine:
         while self.has_unfinished:
             yield from self.step()
 
-    def _take(self, sequence: Sequence, now: float) -> bool:
-        """Notes when a token came, and why the sequence ended; whether a stop string ended it and nothing else."""
+    def _take(self, sequence: Sequence, last: int, now: float) -> bool:
+        """Notes when its last token came, and why the sequence ended; whether a stop string ended it and nothing else."""
         sequence.first_token, sequence.last_token = now if sequence.first_token is None else sequence.first_token, now
-        last = sequence.output[-1]
         is_eos = not sequence.params.ignore_eos and last in self.model.config.eos_token_ids
         if sequence.finish_reason is FinishReason.STOP and not is_eos:
             sequence.stop_reason = last
