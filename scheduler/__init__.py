@@ -11,14 +11,13 @@ while scheduler.has_unfinished:
 from scheduler.block_pool import BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.conservation import check
-from scheduler.drafts import most_drafts
 from scheduler.errors import PlanError, PoolError, RequestRefused, SchedulerError, TraceError
 from scheduler.groups import FREED
 from scheduler.plan import BatchPlan, Move, ScheduledTokens
 from scheduler.policy import POLICIES
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import FinishReason, Request, Status
-from scheduler.scheduler import Scheduler
+from scheduler.scheduler import Scheduler, most_drafts
 from scheduler.trace import TraceWriter, read_lines, reasons, replay
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Conservation: every block is free, owned or cached, exactly once. For tests and `Engine(check=True)`: O(pool)."""
+"""Conservation: every block is free, owned or cached, exactly once. For tests: O(pool)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _check_pool(pool: BlockPool, tables: Iterable[tuple[int, ...]]) -> None:
 
 
 def _check_requests(scheduler: Scheduler) -> None:
-    running, reserves = scheduler.running, scheduler.policy.reserves
+    running, reserves = scheduler.running, scheduler.memory.reserves
     slots = [request.slot for request in running]
     _require(len(set(slots)) == len(slots) and None not in slots, f"slots {slots}: each running request has its own")
     _require(
@@ -47,8 +47,6 @@ def _check_requests(scheduler: Scheduler) -> None:
     )
     keys = [scheduler.policy.key(request) for request in running]
     _require(keys == sorted(keys), "the running requests are out of order")
-    prefilling = sum(not request.is_decoding for request in running)
-    _require(scheduler._num_prefilling == prefilling, f"{prefilling} prefill, counted {scheduler._num_prefilling}")
     for request in scheduler.requests.values():
         is_running = request.status is Status.RUNNING
         in_place = is_running == (request.slot is not None) and not (is_running and request.awaits_split)

@@ -1,12 +1,12 @@
 """What requests hold: a state slot, and blocks in each cache group. Each change that arrays must follow is a move.
 
 A running request owns one slot (its live convolution state) and the blocks of its tables (groups.py); any other owns
-nothing. No rule of scheduling stands here: who runs, and who is preempted, scheduler.py says.
+nothing. No rule of scheduling stands here: who runs, and who is preempted, step.py says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from scheduler.config import SchedulerConfig
 from scheduler.groups import groups_of, held
@@ -16,8 +16,9 @@ from scheduler.request import Request
 
 
 class Memory:
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.block_size = config.block_size
+    def __init__(self, config: SchedulerConfig, reserves: bool) -> None:
+        """reserves: each request gets the blocks for its whole length when it enters"""
+        self.block_size, self.reserves = config.block_size, reserves
         self.groups = groups_of(config)
         self.pool = self.groups[0].pool  # of full attention; its blocks carry the checkpoints of states
         self.prefix_cache = PrefixCache(self.groups, config.block_size, config.prefix_caching)
@@ -26,39 +27,35 @@ class Memory:
     def blocks_for(self, num_tokens: int) -> int:
         return self.groups[0].blocks_for(num_tokens)
 
-    def fit_together(self, requests: Iterable[Request], most_tokens: int, free: int) -> bool:
-        """Whether all would get their whole length in `free` blocks, and all but the first a place among the tokens."""
-        tokens, blocks = 0, 0
-        for count, request in enumerate(requests, start=1):
-            tokens += request.num_tokens
-            blocks += self.blocks_for(request.most_computed_tokens)
-            if (count > 1 and tokens > most_tokens) or blocks > free:
-                return False
-        return True
+    def fit_together(self, requests: Sequence[Request], most_tokens: int, free: int) -> bool:
+        """Whether all would get their whole length in `free` blocks, and all but a lone one a place in a step."""
+        tokens = sum(request.num_tokens for request in requests)
+        blocks = sum(self.blocks_for(request.most_computed_tokens) for request in requests)
+        return blocks <= free and (len(requests) < 2 or tokens <= most_tokens)
 
-    def can_enter(self, keys: Sequence[bytes], stop: int, above_watermark: bool) -> bool:
-        """Whether every group has blocks for the tokens before `stop` behind a prefix hit under these keys."""
+    def enter(
+        self, request: Request, keys: Sequence[bytes], stop: int, moves: list[Move], above_watermark: bool
+    ) -> bool:
+        """A slot, and blocks for the tokens before `stop`, behind a prefix hit under these keys; a move brings its
+        state to where it starts. False, and no change, if blocks are too few."""
         start = len(keys) * self.block_size
-        for group in self.groups:
-            hit = group.hit(keys)
+        stop = request.most_computed_tokens if self.reserves else stop
+        hits = [group.hit(keys) for group in self.groups]
+        for group, hit in zip(self.groups, hits, strict=True):
             needed = group.span(start, stop) - len(held(hit))
             if not group.has_room(hit, needed, group.watermark if above_watermark else 0):
                 return False
-        return True
-
-    def enter(self, request: Request, keys: Sequence[bytes], stop: int, moves: list[Move]) -> None:
-        """A slot, and the blocks for the tokens before `stop`; the moves bring its state to where it starts."""
         request.slot = self.free_slots.pop()
-        num_blocks = self.blocks_for(stop)
-        for group in self.groups:
-            group.enter(request, group.hit(keys), num_blocks)
-        request.most_blocks = max(request.most_blocks, num_blocks)
+        for group, hit in zip(self.groups, hits, strict=True):
+            group.enter(request, hit, self.blocks_for(stop))
+        request.most_blocks = max(request.most_blocks, self.blocks_for(stop))
         request.num_computed_tokens = len(keys) * self.block_size
         request.num_cached_tokens += request.num_computed_tokens
         if keys:
             moves.append(Move("restore_state", request.tables[0][len(keys) - 1], request.slot))
         else:
             moves.append(Move("zero_state", request.slot, request.slot))
+        return True
 
     def grow(self, request: Request, count: int, moves: list[Move]) -> bool:
         """Blocks for the next `count` tokens, a copy of a shared one included; False, and no change, if too few."""
@@ -84,15 +81,15 @@ class Memory:
         for group in self.groups:
             group.shrink(request, self.blocks_for(num_tokens))
 
-    def split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
+    def split(self, parent: Request, child: Request, moves: list[Move]) -> bool:
         """The child shares all that its parent has computed, the half-filled block included; False if it can't.
 
-        With `reserves` it gets its own copy of that block, and all its blocks at once.
+        If it reserves, it gets its own copy of that block, and all its blocks at once.
         """
         computed = parent.num_computed_tokens
         used = self.blocks_for(computed)
         is_partial = computed % self.block_size != 0
-        reserve = self.blocks_for(child.most_computed_tokens) - used + is_partial if reserves else 0
+        reserve = self.blocks_for(child.most_computed_tokens) - used + is_partial if self.reserves else 0
         has_room = all(group.has_room((), reserve) for group in self.groups)
         if parent.slot is None or not self.free_slots or not has_room:
             return False

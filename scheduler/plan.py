@@ -78,14 +78,3 @@ class BatchPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(entry.token_ids) for entry in self.scheduled)
-
-
-@dataclass
-class UnfinishedPlan:
-    """One plan in the making."""
-
-    budget: int
-    moves: list[Move]
-    scheduled: dict[str, ScheduledTokens]
-    preempted: list[str]
-    admitted: list[str]

@@ -20,48 +20,29 @@ from __future__ import annotations
 import struct
 from typing import Any, Protocol
 
-from scheduler.plan import UnfinishedPlan
 from scheduler.request import Request
 
 
-class Step:
-    """The step that is being planned, as a policy sees it. `scheduler`: a Scheduler, whose module imports this one.
-
-    num_running     requests that were running before this step
-    num_prefilling  those of them that do not decode yet
-    """
-
-    def __init__(self, scheduler: Any, plan: UnfinishedPlan) -> None:
-        self._scheduler, self._plan = scheduler, plan
-        self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
-
-    def run(self, decodes: bool = True, prompts: bool = True) -> None:
-        """Tokens for running requests, in order; the last ones are preempted if blocks run out."""
-        self._scheduler._continue(self._plan, decodes, prompts)
-
-    def admit(self, least: int = 1, whole_prompts: bool = False, beyond_budget: bool = False) -> bool:
-        """Waiting requests, in order, until the first that does not fit; whether there were any.
-
-        least          admit that many or none
-        whole_prompts  only prompts that fit into what is left of the budget (or the first one)
-        beyond_budget  also when the budget is spent: they run from the next step on
-        """
-        self._scheduler._admit(self._plan, least, whole_prompts, beyond_budget)
-        return bool(self._plan.admitted)
+class Step(Protocol):
+    """What a policy sees of the step that it plans, and may call: step.py."""
 
     @property
-    def has_decodes(self) -> bool:
-        """Whether a request that decodes has tokens in this step."""
-        return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)
-
-
-class Settings(Protocol):
-    """Those of SchedulerConfig that policies read."""
-
+    def num_running(self) -> int: ...
     @property
-    def waiting_served_ratio(self) -> float: ...
+    def has_prompts(self) -> bool: ...
     @property
-    def max_waiting_tokens(self) -> int: ...
+    def has_decodes(self) -> bool: ...
+    @property
+    def admitted(self) -> list[str]: ...
+    def fill(
+        self,
+        decodes: bool = True,
+        prompts: bool = True,
+        admit: bool = True,
+        least: int = 1,
+        whole_prompts: bool = False,
+        beyond_budget: bool = False,
+    ) -> None: ...
 
 
 class FirstComeFirstServed:
@@ -69,15 +50,14 @@ class FirstComeFirstServed:
     reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
     admits_beside_running = True
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings  # a SchedulerConfig, whose module imports this one
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival, 0)
 
     def plan(self, step: Step) -> None:
-        step.run()
-        step.admit()
+        step.fill()
 
     def skip(self, count: int) -> None:
         """So many steps passed in which all that ran decoded, and nobody was let in."""
@@ -101,11 +81,9 @@ class PrefillFirst(FirstComeFirstServed):
     def plan(self, step: Step) -> None:
         owed = self._without_decodes >= self.max_prefill_steps
         if owed:
-            step.run(prompts=False)
-        step.run(decodes=False)
-        step.admit()
-        if not owed:
-            step.run(prompts=False)  # what is left
+            step.fill(prompts=False, admit=False)
+        step.fill(decodes=False)
+        step.fill(prompts=False, admit=False)  # what is left
         self._without_decodes = 0 if step.has_decodes else self._without_decodes + 1
 
     def skip(self, count: int) -> None:
@@ -126,15 +104,15 @@ class WaitingServed(FirstComeFirstServed):
     _must_decode = False
 
     def plan(self, step: Step) -> None:
-        if step.num_prefilling:
-            step.run(decodes=False)
-        elif step.num_running == 0:
-            if step.admit(whole_prompts=True):
-                self._waiting_tokens, self._must_decode = 1, False
-        elif not self._must_decode and step.admit(self._least(step.num_running), whole_prompts=True):
-            self._waiting_tokens, self._must_decode = 1, True
-        else:
-            step.run()
+        if step.has_prompts:
+            step.fill(decodes=False, admit=False)
+            return
+        if not self._must_decode or not step.num_running:
+            step.fill(False, False, least=self._least(step.num_running), whole_prompts=True)
+        if step.admitted:
+            self._waiting_tokens, self._must_decode = 1, step.num_running > 0
+        elif step.num_running:
+            step.fill(admit=False)
             self._waiting_tokens, self._must_decode = self._waiting_tokens + 1, False
 
     def skip(self, count: int) -> None:
@@ -155,10 +133,7 @@ class Static(FirstComeFirstServed):
     admits_beside_running = False
 
     def plan(self, step: Step) -> None:
-        if step.num_running == 0:
-            step.admit(beyond_budget=True)
-        else:
-            step.run(decodes=step.num_prefilling == 0)
+        step.fill(decodes=not step.has_prompts, admit=not step.num_running, beyond_budget=True)
 
 
 def float32(value: float) -> float:

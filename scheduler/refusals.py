@@ -19,19 +19,12 @@ def require_new(requests: Mapping[str, Request], added: Sequence[Request]) -> No
         seen.add(request.request_id)
 
 
-def require_known(requests: Mapping[str, Request], request_id: str) -> Request:
-    """The request of that id. RequestRefused if there is none that goes on."""
-    request = requests.get(request_id)
-    if request is None or request.is_finished:
-        raise RequestRefused(f"request {request_id!r}: not known, or finished")
-    return request
-
-
 def require_room(memory: Memory, request: Request, step: int) -> None:
     """RequestRefused for a request that could never fit into the pools, even alone.
 
-    step  most tokens that it computes at once: its budget, or its whole length where that is reserved
+    step  most tokens of a step
     """
+    step = request.most_computed_tokens if memory.reserves else min(step, request.most_computed_tokens)
     for group in memory.groups:
         needed, there = group.longest_span(request.most_computed_tokens, step), group.pool.num_blocks
         if needed > there:

@@ -3,41 +3,40 @@
 add_drafts() may put guesses at the next tokens behind the known ones; update() takes those that were accepted.
 Progress is made in update() only: nothing is published before it is written.
 A request that is aborted in flight keeps its blocks and its slot until update().
+Who continues, who is preempted and who is admitted, step.py says.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
 
 from scheduler.config import SchedulerConfig
-from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
-from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
-from scheduler.policy import POLICIES, Step
-from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
-from scheduler.request import FinishReason, Request, Status, is_queued
+from scheduler.plan import BatchPlan, Move, ScheduledTokens
+from scheduler.policy import POLICIES
+from scheduler.queues import Queues
+from scheduler.refusals import require_answers, require_fork, require_new, require_room
+from scheduler.request import FinishReason, Request, Status
+from scheduler.step import Step, scheduled_tokens
 
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.policy = POLICIES[config.policy](config)
-        self.memory = Memory(config)
+        self.memory = Memory(config, self.policy.reserves)
         self.pool = self.memory.pool
         self.prefix_cache = self.memory.prefix_cache
-        self.waiting: list[Request] = []  # in the policy's order, as are those that run
-        self.running: list[Request] = []  # in the policy's order: the last is preempted first
+        self.queues = Queues(self.policy.key, self.memory)
+        self.waiting, self.running = self.queues.waiting, self.queues.running
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.step = 0
-        self.num_preemptions = 0
-        self._num_prefilling = 0  # running requests that are not decoding
         self._arrivals = 0
         self._pending: list[Move] = []  # of forks: done before the next step
-        self._plan: BatchPlan | None = None
-        self._in_flight: frozenset[str] = frozenset()
+        self.in_flight: BatchPlan | None = None  # the plan between schedule() and update()
+        self._in_flight: frozenset[str] = frozenset()  # its requests
 
     # --- requests come and go
 
@@ -48,18 +47,13 @@ class Scheduler:
         """
         require_new(self.requests, (request, *forks))
         for sample in (request, *forks):
-            require_room(self.memory, sample, self._longest_step(sample))
+            require_room(self.memory, sample, self.config.max_num_batched_tokens)
             require_fork(request, sample)
         for sample in (request, *forks):
             self._register(sample)
             sample.awaits_split = sample is not request
         request.forks = list(forks)
-        self._queue(request)
-
-    def _longest_step(self, request: Request) -> int:
-        """Most tokens for which it needs blocks at once."""
-        whole = request.most_computed_tokens
-        return whole if self.policy.reserves else min(whole, self.config.max_num_batched_tokens)
+        self.queues.wait(request)
 
     def _register(self, request: Request) -> None:
         request.arrival, request.arrival_step = self._arrivals, self.step
@@ -72,7 +66,7 @@ class Scheduler:
 
     def finish(self, request_id: str, reason: FinishReason) -> Request:
         """Ends a request for a reason that the scheduler can't see: a stop string, an error, an abort."""
-        request = require_known(self.requests, request_id)
+        request = self._known(request_id)
         request.finish_reason = reason
         self._finish(request)
         return request
@@ -82,10 +76,10 @@ class Scheduler:
 
         True if it shares, False if it waits and is computed on its own: no slot or no block was free.
         """
-        parent = require_known(self.requests, parent_id)
+        parent = self._known(parent_id)
         self._require_no_plan("fork()")
         require_new(self.requests, (child,))
-        require_room(self.memory, child, self._longest_step(child))
+        require_room(self.memory, child, self.config.max_num_batched_tokens)
         require_fork(parent, child)
         self._register(child)
         child.token_ids = list(parent.token_ids)
@@ -96,140 +90,71 @@ class Scheduler:
 
         RequestRefused for one that does not run; PlanError while a plan is in flight.
         """
-        request = require_known(self.requests, request_id)
+        request = self._known(request_id)
         self._require_no_plan("preempt()")
         if request.status is not Status.RUNNING:
             raise RequestRefused(f"request {request_id!r}: {request.status}, can't be preempted")
-        self._count_preemption(request)
-        self._withdraw(request)
+        self.queues.preempt(request)
+
+    def _known(self, request_id: str) -> Request:
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished:
+            raise RequestRefused(f"request {request_id!r}: not known, or finished")
+        return request
+
+    def _require_no_plan(self, call: str) -> None:
+        if self.in_flight is not None:
+            raise PlanError(f"{call} while step {self.in_flight.step} is in flight: call update() first")
+
+    def _finish(self, request: Request) -> None:
+        """Releases everything, or leaves that to update() while the request is in flight."""
+        if request.request_id not in self._in_flight:
+            self.queues.remove(request)
+            for fork in request.forks:  # they lose the one that would have computed their prompt
+                if not fork.is_finished:
+                    self.queues.wait(fork)
+            request.forks = []
+            del self.requests[request.request_id]
+        request.status = Status.FINISHED
 
     # --- one step
 
     def schedule(self) -> BatchPlan:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
         self._require_no_plan("schedule()")
-        step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
+        step = Step(self.queues, self.config, self._pending)
         self._pending = []
-        self.policy.plan(Step(self, step))
-        plan = BatchPlan(
-            self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
-        )
-        self._plan, self._in_flight = plan, frozenset(step.scheduled)
-        return plan
+        self.policy.plan(step)
+        self.in_flight, self._in_flight = step.plan(self.step), frozenset(step.scheduled)
+        return self.in_flight
 
     def add_drafts(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> BatchPlan:
-        """The plan in flight, with as many drafts, by request id, as it leaves room for: see drafts.py."""
-        if plan is not self._plan:
+        """The plan in flight, with as many drafts, by request id, as it leaves room for, in the order of service.
+
+        A draft gets a token of the budget, and a block, only if nothing else wants it: no request gets less, none is
+        preempted, no cached block is evicted for a guess. So when all drafts are rejected, the next plan is, block for
+        block, the one that would have been made without them. PlanError for drafts of a request that samples nothing
+        in this step, or whose samples are yet to be split off.
+        """
+        if plan is not self.in_flight:
             raise PlanError(f"add_drafts() for step {plan.step}, which is not in flight")
-        self._plan = with_drafts(plan, drafts, self.requests, self.memory, self.config)
-        return self._plan
-
-    def _continue(self, step: UnfinishedPlan, decodes: bool, prompts: bool) -> None:
-        index = 0
-        while index < len(self.running) and step.budget:
-            request = self.running[index]
-            wanted = decodes if request.is_decoding else prompts
-            if wanted and request.request_id not in step.scheduled:
-                count = min(request.num_tokens - request.num_computed_tokens, step.budget)
-                if not self._make_room(step, request, count):
-                    return  # it was the last one, and is preempted
-                self._schedule(step, request, count)
-            index += 1
-
-    def _make_room(self, step: UnfinishedPlan, request: Request, count: int) -> bool:
-        """Blocks for `count` more tokens, preempting from the end; False if the request itself had to go."""
-        while not self.memory.grow(request, count, step.moves):
-            victim = self.running[-1]
-            self._preempt(step, victim)
-            if victim is request:
-                return False
-        return True
-
-    def _schedule(self, step: UnfinishedPlan, request: Request, count: int) -> None:
-        size = self.config.block_size
-        start, stop = request.num_computed_tokens, request.num_computed_tokens + count
-        table, windows = (table[: self.memory.blocks_for(stop)] for table in request.tables)
-        for group in self.memory.groups:
-            for block in request.tables[group.index][start // size : len(table)]:
-                group.pool.require_writable(block)
-        ends = range(start // size + 1, stop // size + 1) if self.config.prefix_caching else ()
-        last = stop == request.num_tokens
-        assert request.slot is not None
-        step.scheduled[request.request_id] = ScheduledTokens(
-            request_id=request.request_id,
-            start=start,
-            token_ids=tuple(request.token_ids[start:stop]),
-            block_table=table,
-            slot=request.slot,
-            checkpoints=tuple((end * size, table[end - 1]) for end in ends),
-            first_logits=min(stop, max(start, request.first_logits)),
-            samples=(request.request_id, *(fork.request_id for fork in request.forks)) if last else (),
-            window_table=windows,
-        )
-        step.budget -= count
-
-    def _preempt(self, step: UnfinishedPlan, request: Request) -> None:
-        """Takes slot and blocks away: what was computed is computed again."""
-        dropped = step.scheduled.pop(request.request_id, None)
-        if dropped is not None:
-            step.budget += len(dropped.token_ids)
-        if request.request_id in step.admitted:
-            step.admitted.remove(request.request_id)
-        step.preempted.append(request.request_id)
-        self._count_preemption(request)
-        self._withdraw(request)
-
-    def _count_preemption(self, request: Request) -> None:
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-
-    def _withdraw(self, request: Request) -> None:
-        """From running back to the queue."""
-        self._leave_running(request)
-        request.status = Status.PREEMPTED
-        request.num_computed_tokens = 0
-        self._queue(request)
-
-    # --- admission
-
-    def _admit(self, step: UnfinishedPlan, least: int, whole_prompts: bool, beyond_budget: bool) -> None:
-        """None after a preemption in this step."""
-        if step.preempted:
-            return
-        if least > 1 and not self._enough_fit(least):
-            return
-        while self.waiting and self.memory.free_slots and (step.budget or beyond_budget):
-            request = self.waiting[0]
-            if not self._enter(step, request, whole_prompts):
-                return
-            if step.budget:
-                self._schedule(step, request, min(request.num_tokens - request.num_computed_tokens, step.budget))
-
-    def _enough_fit(self, count: int) -> bool:
-        """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
-        if count > len(self.memory.free_slots) or count > len(self.waiting):
-            return False
-        free = min(group.pool.num_free - group.watermark for group in self.memory.groups)
-        return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
-
-    def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
-        """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
-        keys, reason = self.prefix_cache.find(request)
-        start = len(keys) * self.config.block_size
-        rest = request.num_tokens - start
-        if whole_prompts and step.admitted and rest > step.budget:
-            return False
-        target = request.most_computed_tokens if self.policy.reserves else start + min(rest, step.budget)
-        if not self.memory.can_enter(keys, target, above_watermark=bool(self.running)):
-            return False
-        del self.waiting[0]
-        self.memory.enter(request, keys, target, step.moves)
-        self.prefix_cache.count(request, len(keys), reason)
-        request.status = Status.RUNNING
-        self._num_prefilling += not request.is_decoding
-        insort(self.running, request, key=self.policy.key)
-        step.admitted.append(request.request_id)
-        return True
+        takers = {entry.request_id for entry in plan.scheduled if entry.samples == (entry.request_id,)}
+        for name in drafts:
+            if name not in takers:
+                raise PlanError(f"step {plan.step}: drafts for {name!r}, which can't take any")
+        budget = self.config.max_num_batched_tokens - plan.num_tokens
+        entries = []
+        for entry in plan.scheduled:
+            request = self.requests[entry.request_id]
+            fitting = min(len(drafts.get(entry.request_id, ())), budget, most_drafts(request))
+            if fitting > 0 and not request.is_finished:
+                fitting = self.memory.grow_from_unused(request, entry.stop + fitting) - entry.stop
+                guesses = tuple(drafts[entry.request_id][:fitting])
+                entry = scheduled_tokens(request, self.memory, entry.token_ids, guesses)
+                budget -= fitting
+            entries.append(entry)
+        self.in_flight = replace(plan, scheduled=tuple(entries))
+        return self.in_flight
 
     # --- what came of it
 
@@ -239,11 +164,11 @@ class Scheduler:
         Each request that samples gets its accepted drafts and one token more, which is not computed yet.
         PlanError, and no change, for another plan than the one in flight, or tokens that are missing or not asked for.
         """
-        if plan is not self._plan:
+        if plan is not self.in_flight:
             raise PlanError(f"update() for step {plan.step}, which is not in flight")
         require_answers(plan, self.requests, tokens, errors)
         self._roll_back(plan, tokens)
-        self._plan, self._in_flight = None, frozenset()
+        self.in_flight, self._in_flight = None, frozenset()
         self.step += 1
         finished = [self.requests[name] for name in errors if name in self.requests]
         finished = [request for request in finished if not request.is_finished]
@@ -263,13 +188,12 @@ class Scheduler:
     def _roll_back(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]]) -> None:
         """Gives back the blocks of rejected drafts; the latest first, so that the free list is as it was before."""
         for entry in reversed(plan.scheduled):
-            if entry.num_drafts and not self.policy.reserves:
+            if entry.num_drafts and not self.memory.reserves:
                 kept = entry.num_kept(len(tokens.get(entry.request_id, ())))
                 self.memory.shrink(self.requests[entry.request_id], entry.start + kept)
 
     def _advance(self, request: Request, entry: ScheduledTokens, tokens: Mapping[str, Sequence[int]]) -> list[Request]:
         """Counts what was computed and accepted, publishes it, splits forks off, appends the newest token."""
-        was_prefilling = not request.is_decoding
         answer = tokens.get(request.request_id, ())
         stop = entry.start + entry.num_kept(len(answer))
         for token in answer[:-1]:
@@ -281,71 +205,40 @@ class Scheduler:
         self.prefix_cache.publish(request, entry.start)
         self.memory.release_unseen(request)
         if not entry.samples:
-            self._num_prefilling += (not request.is_decoding) - was_prefilling
             return []
         forks, request.forks = [fork for fork in request.forks if not fork.is_finished], []
         for fork in forks:
             self._split_off(request, fork)
         request.append(answer[-1])
-        self._num_prefilling += (not request.is_decoding) - was_prefilling
-        finished = []
         for fork in forks:
             fork.append(tokens[fork.request_id][0])
-            self._num_prefilling -= fork.status is Status.RUNNING  # it took the prompt over, and decodes now
-        for sample in (request, *forks):
-            if sample.finish_reason is not None:
-                self._finish(sample)
-                finished.append(sample)
+        finished = [sample for sample in (request, *forks) if sample.finish_reason is not None]
+        for sample in finished:
+            self._finish(sample)
         return finished
 
     def _split_off(self, parent: Request, child: Request) -> bool:
         """The child goes on from the parent's place, sharing its blocks; or it waits and is computed on its own."""
-        if not self.memory.split(parent, child, self.policy.reserves, self._pending):
-            self._queue(child)
-            return False
-        child.awaits_split = False
-        child.status = Status.RUNNING
-        self._num_prefilling += not child.is_decoding
-        insort(self.running, child, key=self.policy.key)
-        return True
-
-    def _require_no_plan(self, call: str) -> None:
-        if self._plan is not None:
-            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() first")
-
-    @property
-    def in_flight(self) -> BatchPlan | None:
-        """The plan between schedule() and update()."""
-        return self._plan
+        shares = self.memory.split(parent, child, self._pending)
+        if shares:
+            self.queues.run(child)
+        else:
+            self.queues.wait(child)
+        return shares
 
     def awaits_moves(self, request: Request) -> bool:
         """Whether it was split off since the last step: its state is copied before the next one."""
         return any(move.kind == "copy_state" and move.destination == request.slot for move in self._pending)
 
     @property
+    def num_preemptions(self) -> int:
+        return self.queues.num_preemptions
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 
-    def _finish(self, request: Request) -> None:
-        """Releases everything, or leaves that to update() while the request is in flight."""
-        if is_queued(request):
-            del self.waiting[bisect_left(self.waiting, self.policy.key(request), key=self.policy.key)]
-        request.status = Status.FINISHED
-        if request.request_id in self._in_flight:
-            return
-        if request.slot is not None:
-            self._leave_running(request)
-        for fork in request.forks:  # they lose the one that would have computed their prompt
-            if not fork.is_finished:
-                self._queue(fork)
-        request.forks = []
-        del self.requests[request.request_id]
 
-    def _queue(self, request: Request) -> None:
-        request.awaits_split = False
-        insort(self.waiting, request, key=self.policy.key)
-
-    def _leave_running(self, request: Request) -> None:
-        del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
-        self._num_prefilling -= not request.is_decoding
-        self.memory.release(request)
+def most_drafts(request: Request) -> int:
+    """How many make sense: one token comes without any, and the last one needs no place in the cache."""
+    return request.max_tokens - request.num_output_tokens - 1

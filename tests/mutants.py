@@ -56,8 +56,8 @@ FILES = [
         f"lfm2np/{name}.py"
         for name in (
             "engine/engine",
-            "engine/samples",
-            "engine/answers",
+            "engine/sequence",
+            "engine/sampler",
             "engine/outputs",
             "engine/draft_model",
             "engine/proposals",
@@ -95,7 +95,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     ),
     "lfm2np/engine/draft_model": ("draft-models-propose", "drawn-drafts-are-of-their-place", "wrong-calls-are-refused"),
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
-    "lfm2np/engine/answers": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
+    "lfm2np/engine/sampler": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/engine/acceptance": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
     "lfm2np/engine/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
     "lfm2np/engine/proposals": (

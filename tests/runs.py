@@ -9,6 +9,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import first_difference
+from lfm2np.suite.audit import AuditedEngine
 from scheduler import POLICIES, check
 
 BLOCK_SIZES = (1, 2, 3, 5, 16, 64)
@@ -18,10 +19,10 @@ LONGEST_PROMPT, MOST_TOKENS = 40, 12
 class Run:
     """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits.
 
-    `options` are those of Engine. With check=False the blocks are counted after each step, and not read.
+    `options` are those of Engine. Its blocks are counted after each step, and read if it is audited.
     """
 
-    def __init__(self, model: Model, seed: int, **options: object) -> None:
+    def __init__(self, model: Model, seed: int, is_audited: bool = True, **options: object) -> None:
         self.model, self.choice = model, random.Random(seed)
         self.rows: dict[str, list[np.ndarray]] = {}
         self.outputs: dict[str, RequestOutput] = {}
@@ -35,9 +36,9 @@ class Run:
             "max_num_batched_tokens": self.choice.choice([1, 2, 3, 7, 16, 64, 500]),
             "policy": self.choice.choice(sorted(POLICIES)),
             "prefix_caching": self.choice.random() < 0.7,
-            "check": True,
         }
-        self.engine = Engine(model, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
+        engine = AuditedEngine if is_audited else Engine
+        self.engine = engine(model, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
 
     def keep(self, name: str, position: int, row: np.ndarray, token: int) -> None:
         self.rows.setdefault(name, []).append(np.array(row))
@@ -90,6 +91,7 @@ class Run:
                 name = alive.pop(self.choice.randrange(len(alive)))
                 self.outputs[name] = self.engine.abort(name)
             if self.choice.random() < verify_rate:
+                assert isinstance(self.engine, AuditedEngine)
                 self.engine.verify()
             step += 1
 

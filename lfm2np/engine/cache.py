@@ -10,7 +10,7 @@ checkpoints       per convolution layer, one a block: the state after the block'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic import Numerics
+from lfm2np.errors import NumericsError
 from lfm2np.truth.config import SLIDING, ModelConfig
 from lfm2np.truth.layers import state_shape
 from scheduler import FREED, POLICIES, Move, ScheduledTokens, SchedulerConfig
@@ -153,17 +154,21 @@ def read_tokens(
     return [*parts, entries]
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """What the first `count` of a request's scheduled tokens leave behind."""
+@dataclass(eq=False)
+class Segment:
+    """One request's rows of the flat batch, and what its tokens leave behind, of which the first `count` stay."""
 
     entry: ScheduledTokens
-    entries: list[tuple[Array, ...]]  # per attention layer [t, ...], the keys and values of all t scheduled tokens
-    windows: list[Array]  # per convolution layer [L-1+t, D], the state before them and their columns of u
-    count: int
+    rows: slice
+    runs: list[Any]  # of its blocks: see block_runs
+    window_runs: list[Any]  # of those of windowed layers
+    entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]: keys and values
+    windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
+    error: NumericsError | None = None
+    count: int = 0
 
 
-def commit(cache: Cache, kept: Sequence[Kept]) -> None:
+def commit(cache: Cache, kept: Sequence[Segment]) -> None:
     """The only write of a step, of all its requests together: for each array one assignment, but for checkpoints.
 
     Rolling rejected drafts back is not to commit them: no block, live state or checkpoint ever holds one (in vLLM
@@ -187,7 +192,7 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
 
 
 def written_places(
-    cache: Cache, kept: Sequence[Kept], is_windowed: bool
+    cache: Cache, kept: Sequence[Segment], is_windowed: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Block and offset of each token that stays, in one of the pools."""
     tables = [segment.entry.window_table if is_windowed else segment.entry.block_table for segment in kept]

@@ -41,7 +41,6 @@ class EngineOptions(TypedDict, total=False):
     drafter: Drafter | None
     num_speculative_tokens: int
     seed: int
-    check: bool
     trace: TextIO | None
     on_logits: OnLogits | None
     progress: Progress | None

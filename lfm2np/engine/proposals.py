@@ -1,4 +1,4 @@
-"""Draft tokens, checked: the middle of speculative decoding. engine/answers.py has both ends.
+"""Draft tokens, asked for and checked: the first half of speculative decoding; sampler.py is the second.
 
     plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
 
@@ -7,14 +7,17 @@ A drafter is not trusted: if it raises, or its drafts can't be used, that reques
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.engine.drafters import Draft, DraftContext, Drafter
+from lfm2np.engine.sequence import Sequence
 from lfm2np.errors import RequestError
+from scheduler import BatchPlan, most_drafts
 
 MOST_WEIGHT = 2**62
 
@@ -26,7 +29,7 @@ class Proposals:
     drafts: dict[str, Draft] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def fed(self, contexts: Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
+    def fed(self, contexts: abc.Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
         """The tokens that a step may compute with; the last sampled draft only decides the position after them."""
         fed = {}
         for context in contexts:
@@ -36,7 +39,29 @@ class Proposals:
         return {name: ids for name, ids in fed.items() if ids}
 
 
-def propose(drafter: Drafter, contexts: Sequence[DraftContext], vocab_size: int) -> Proposals:
+def contexts_of(
+    plan: BatchPlan, sequences: Mapping[str, Sequence], drafter: Drafter, most: int, room: int
+) -> list[DraftContext]:
+    """Who gets drafts in a planned step that leaves `room` tokens: at most `most` each.
+
+    Sampled drafts decide a token even where they are not computed with, so every position needs one.
+    """
+    contexts = []
+    for entry in plan.scheduled:
+        takes = entry.samples == (entry.request_id,)
+        for name in entry.samples:
+            sequence = sequences.get(name)  # none if it was aborted before it was split off
+            if sequence is None or sequence.is_finished or sequence.draft_error is not None:
+                continue
+            count = min(most, room, most_drafts(sequence)) if takes else 0
+            if count or (drafter.is_random and sequence.params.temperature != 0.0):
+                ids, prompt = tuple(sequence.token_ids), sequence.num_prompt_tokens
+                sample = (sequence.params, sequence.seed, sequence.index)
+                contexts.append(DraftContext(name, ids, prompt, *sample, count))
+    return contexts
+
+
+def propose(drafter: Drafter, contexts: abc.Sequence[DraftContext], vocab_size: int) -> Proposals:
     """All contexts at once; if that fails, each alone, so that one bad request costs no other its drafts."""
     result = Proposals()
     if not contexts:

@@ -24,11 +24,11 @@ from lfm2np.engine.acceptance import Guess, next_token
 from lfm2np.engine.drafters import DraftContext, Drafter
 from lfm2np.engine.engine import OnLogits
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
-from lfm2np.engine.samples import require_possible, sample_name
 from lfm2np.engine.sampling.choice import choose, request_seed
 from lfm2np.engine.sampling.logprobs import TokenLogprobs, token_logprobs
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
+from lfm2np.engine.sequence import require_possible, sample_name
 from lfm2np.errors import Lfm2npError, told
 from lfm2np.truth import reference
 from lfm2np.values import Progress

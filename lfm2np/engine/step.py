@@ -15,7 +15,7 @@ stay.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lfm2np.arithmetic import Numerics
 from lfm2np.arithmetic.shapes import require_context, require_finite_rows
-from lfm2np.engine.cache import Cache, Kept, block_runs, commit, move, read_tokens
+from lfm2np.engine.cache import Cache, Segment, block_runs, commit, move, read_tokens
 from lfm2np.errors import NumericsError
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
@@ -32,22 +32,9 @@ from lfm2np.truth.processor import require_ieee
 from lfm2np.truth.reference import Mixing, final_states
 from lfm2np.truth.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.values import Progress
-from scheduler import FREED, BatchPlan, ScheduledTokens
+from scheduler import FREED, BatchPlan
 
 Array = NDArray[Any]
-
-
-@dataclass(eq=False)
-class Segment:
-    """One request's rows of the flat batch, and what they leave behind if they stay: see cache.commit."""
-
-    entry: ScheduledTokens
-    rows: slice
-    runs: list[Any]  # of its blocks: see cache.block_runs
-    window_runs: list[Any]  # of those of windowed layers
-    entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]
-    windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
-    error: NumericsError | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,17 +97,9 @@ def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int
 
     Requests whose numbers overflowed leave nothing.
     """
-    kept = [
-        Kept(
-            segment.entry,
-            segment.entries,
-            segment.windows,
-            segment.entry.num_kept(num_answered.get(segment.entry.request_id, 0)),
-        )
-        for segment in result.segments
-        if not segment.error
-    ]
-    commit(cache, kept)
+    for segment in result.segments:
+        segment.count = segment.entry.num_kept(num_answered.get(segment.entry.request_id, 0))
+    commit(cache, [segment for segment in result.segments if not segment.error])
 
 
 def make_segments(plan: BatchPlan) -> list[Segment]:

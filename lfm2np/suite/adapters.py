@@ -17,6 +17,7 @@ from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.stepping import StepRun
+from lfm2np.suite.audit import AuditedEngine
 
 load_once = lru_cache(maxsize=256)(load)
 
@@ -36,7 +37,8 @@ class Own:
         self._trace = io.StringIO()
         options = {"num_blocks": 200, **sizes}
         drafter = make_drafter(options.pop("drafter", None))
-        self.engine = Engine(model, drafter=drafter, trace=self._trace, on_logits=self._keep, **options)
+        engine = AuditedEngine if options.pop("check", False) else Engine
+        self.engine = engine(model, drafter=drafter, trace=self._trace, on_logits=self._keep, **options)
 
     def _keep(self, name: str, position: int, row: Any, token: int) -> None:
         self._rows.setdefault(name, []).append(row.tobytes())
@@ -95,6 +97,8 @@ class Own:
         return self._trace.getvalue().splitlines()
 
     def verify(self) -> None:
+        """Of an engine that was made with `check`."""
+        assert isinstance(self.engine, AuditedEngine)
         self.engine.verify()
 
     def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:

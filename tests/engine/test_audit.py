@@ -7,7 +7,7 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint.loaded import hand_fixture
-from lfm2np.engine.audit import MOST_KNOWN, expected_cache
+from lfm2np.suite.audit import MOST_KNOWN, AuditedEngine, expected_cache
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
@@ -27,10 +27,10 @@ def test_what_a_prefix_demands_is_the_beginning_of_what_a_longer_sequence_demand
 
 @pytest.mark.slow
 def test_an_engine_keeps_a_bounded_number_of_sequences():
-    engine = lfm2np.Engine(lfm2np.load(hand_fixture()), block_size=1, num_blocks=200, check=True)
+    engine = AuditedEngine(lfm2np.load(hand_fixture()), block_size=1, num_blocks=200)
     for name in range(MOST_KNOWN // 3):
         engine.add_request(
             str(name), [1, 2 + name % 8, 2 + name // 8], lfm2np.SamplingParams(n=3, max_tokens=9, temperature=3.0)
         )
     list(engine.stream())
-    assert len(engine._audit._known) == MOST_KNOWN  # type: ignore[union-attr]
+    assert len(engine.audit._known) == MOST_KNOWN

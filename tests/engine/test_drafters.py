@@ -20,6 +20,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import alone
 from lfm2np.errors import CheckpointError
+from lfm2np.suite.audit import AuditedEngine
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -70,7 +71,7 @@ def test_random_guesses_are_a_function_of_the_prefix_and_the_seed(trained: Model
             expected[index, sample] = tokens
             assert (tokens != plain) or param.temperature < 2.0, "the control: the rule is another one"
     for most, budget, size, seqs in ((1, 500, 16, 8), (3, 5, 1, 8), (6, 13, 2, 2), (4, 1, 3, 3), (9, 64, 5, 5)):
-        engine = Engine(
+        engine = AuditedEngine(
             trained,
             drafter=ModelDrafter(small, trained, "random"),
             num_speculative_tokens=most,
@@ -78,7 +79,6 @@ def test_random_guesses_are_a_function_of_the_prefix_and_the_seed(trained: Model
             block_size=size,
             max_num_seqs=seqs,
             num_blocks=60 // size + 1,
-            check=True,
         )
         for index, (prompt, param) in enumerate(zip(ids, params, strict=True)):
             engine.add_request(str(index), prompt, param)

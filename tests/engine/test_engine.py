@@ -19,6 +19,7 @@ from lfm2np.engine.outputs import RequestOutput, static_padding
 from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import alone, first_difference
 from lfm2np.errors import ProofError
+from lfm2np.suite.audit import AuditedEngine
 from scheduler import TraceError, replay
 from scheduler.checksum import sealed
 
@@ -46,7 +47,7 @@ def trained() -> Model:
 @pytest.mark.parametrize(("name", "seed"), SCHEDULES)
 def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed: int):
     """Every schedule is another; the property suite draws more of them. In half of them memory is read as well."""
-    run = Run(lfm2np.load(FIXTURES / name), seed, check=bool(seed % 2))
+    run = Run(lfm2np.load(FIXTURES / name), seed, is_audited=bool(seed % 2))
     run.go()
     run.require_equal_to_the_reference()
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
@@ -151,7 +152,7 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "fragment"), BAD)
 def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[str, object], fragment: str):
-    engine = Engine(trained, num_blocks=12, check=True)
+    engine = AuditedEngine(trained, num_blocks=12)
     ids = trained.prompt_ids("sort: 3 6 4")
     engine.add_request("good", ids, SamplingParams(temperature=0.0, max_tokens=4))
     engine.step()
@@ -169,7 +170,7 @@ def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
     values[9] = 0x7F80  # bfloat16's infinity
     embedding = dataclasses.replace(trained.weights.embedding, values=values)
     model = dataclasses.replace(trained, weights=dataclasses.replace(trained.weights, embedding=embedding))
-    engine = Engine(model, num_blocks=100, check=True)
+    engine = AuditedEngine(model, num_blocks=100)
     params = SamplingParams(temperature=0.0, max_tokens=4)
     good = trained.prompt_ids("sort: 3 6 4")
     engine.add_request("good", good, params)
@@ -192,12 +193,12 @@ def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Mo
     list(engine.stream())
     assert arrays == [id(array) for layer in engine.cache.blocks for array in layer]
     assert not engine.scheduler.requests
-    assert not engine._groups and not engine._group_of
+    assert not engine._requests and not engine._sequences
 
 
 def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
     trace = io.StringIO()
-    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2, check=False)
+    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2, is_audited=False)
     run.go()
     lines = trace.getvalue().splitlines()
     result = replay(lines, is_whole=False)
@@ -245,12 +246,11 @@ def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
     for at in range(9):
         for victim in prompts:
             rows: dict[str, list[np.ndarray]] = {}
-            engine = Engine(
+            engine = AuditedEngine(
                 trained,
                 block_size=2,
                 num_blocks=40,
                 max_num_batched_tokens=9,
-                check=True,
                 on_logits=lambda name, _, row, __, rows=rows: rows.setdefault(name, []).append(np.array(row)),
             )
             for name, ids in prompts.items():
@@ -278,7 +278,7 @@ def test_sixty_four_requests_share_steps(trained: Model):
     def keep(name: str, position: int, row: np.ndarray, token: int) -> None:
         rows.setdefault(name, []).append(np.array(row))
 
-    engine = Engine(trained, block_size=3, num_blocks=500, check=True, on_logits=keep)
+    engine = AuditedEngine(trained, block_size=3, num_blocks=500, on_logits=keep)
     params = SamplingParams(temperature=0.8, max_tokens=5, ignore_eos=True)
     prompts = {str(index): trained.prompt_ids(f"add: {index} + {index * 7 % 50}") for index in range(64)}
     for name, ids in prompts.items():

@@ -12,6 +12,7 @@ import lfm2np
 from lfm2np import LLM, Draft, Engine, ModelDrafter, RequestError, SamplingParams
 from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.engine.loading import Model
+from lfm2np.suite.audit import AuditedEngine
 from scheduler import replay
 
 
@@ -44,7 +45,7 @@ def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
     ids = trained.prompt_ids("sort: 3 6 4")
     shown = []
     for drafter in (None, Nines()):
-        engine = Engine(model, drafter=drafter, block_size=2, num_blocks=100, check=True)
+        engine = AuditedEngine(model, drafter=drafter, block_size=2, num_blocks=100)
         engine.add_request("a", ids, greedy())
         engine.add_request("b", trained.prompt_ids("sort: 1"), greedy())
         outputs = {output.request_id: output for output in engine.stream() if output.finished}
@@ -91,7 +92,7 @@ def test_an_object_that_can_not_draft_is_refused_at_once(trained: Model):
 
 
 def test_no_request_is_named_like_a_sample_of_another(trained: Model):
-    engine = Engine(trained, num_blocks=100, check=True)
+    engine = AuditedEngine(trained, num_blocks=100)
     engine.add_request("a", [1, 5, 6], SamplingParams(n=2, temperature=2.0, seed=2, max_tokens=20))
     for _ in engine.stream():
         if engine.has_unfinished:
@@ -140,7 +141,7 @@ def test_preempt_and_fork_between_steps(trained: Model):
     params = SamplingParams(temperature=1.5, max_tokens=8, seed=3, ignore_eos=True, logprobs=1)
     (plain,) = LLM(trained).generate([1, 5, 6], params)
     trace = io.StringIO()
-    engine = Engine(trained, num_blocks=100, check=True, block_size=2, trace=trace)
+    engine = AuditedEngine(trained, num_blocks=100, block_size=2, trace=trace)
     engine.add_request("a", [1, 5, 6], params)
     for _ in range(3):
         engine.step()

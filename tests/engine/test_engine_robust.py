@@ -13,6 +13,7 @@ import lfm2np
 from lfm2np import Engine, NgramDrafter, RequestError, SamplingParams
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.suite.audit import AuditedEngine
 from scheduler import replay
 
 
@@ -83,7 +84,7 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
 
     aborted: list[RequestOutput] = []
     trace = io.StringIO()
-    engine = Engine(trained, on_logits=callback, num_blocks=100, check=True, trace=trace)
+    engine = AuditedEngine(trained, on_logits=callback, num_blocks=100, trace=trace)
     for name in ("a", "b"):
         engine.add_request(name, [1, 5, 6], SamplingParams(n=2, temperature=1.0, max_tokens=6, seed=1, ignore_eos=True))
     outputs = {output.request_id: output for output in engine.stream() if output.finished}
@@ -98,7 +99,7 @@ def test_a_drafter_may_not_call_its_engine(trained: Model):
             engine.abort("a")
             return []
 
-    engine = Engine(trained, drafter=Aborting(), num_blocks=100, check=True)
+    engine = AuditedEngine(trained, drafter=Aborting(), num_blocks=100)
     engine.add_request("a", [1, 5, 6, 5, 6], greedy())
     (output,) = [one for one in engine.stream() if one.finished]
     assert output.outputs[0].token_ids == greedy_tokens(trained, [1, 5, 6, 5, 6], 6)

@@ -72,7 +72,6 @@ def test_what_is_no_prompt_or_parameters_is_one_line(prompts, sampling_params, w
         ({"seed": 2**64}, "seed 18446744073709551616: expected"),
         ({"block_size": "16"}, "block_size '16': expected a whole number"),
         ({"watermark": "a"}, "watermark 'a': expected a number"),
-        ({"check": "no"}, "check 'no': expected true or false"),
         ({"prefix_caching": "no"}, "prefix_caching 'no': expected true or false"),
         ({"room_for": 5}, "room_for 5: expected a list"),
         ({"trace": "file"}, "trace 'file': expected a text file"),

@@ -19,6 +19,7 @@ from lfm2np.engine.drafters import Draft, DraftContext, ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import ProofError
+from lfm2np.suite.audit import AuditedEngine
 from scheduler import POLICIES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -44,7 +45,7 @@ def small() -> Model:
 @functools.cache
 def truth_of(model: Model, seed: int) -> dict[str, list[int]]:
     """The output tokens of every sample of a run, without speculation."""
-    run = Run(model, seed, policy="fcfs", check=False)
+    run = Run(model, seed, policy="fcfs", is_audited=False)
     run.go(abort_rate=0.0)
     return {
         name if sample.index == 0 else f"{name}#{sample.index}": list(sample.token_ids)
@@ -118,7 +119,7 @@ def test_a_drafter_that_always_lies_leaves_no_trace_at_all(small: Model, policy:
         "max_num_batched_tokens": 40,
     }
     lies = wrong_at(truth_of(small, 0), [True], small.config.vocab_size)
-    plain = Run(small, 0, check=False, **options)  # its memory is compared with that of the other
+    plain = Run(small, 0, is_audited=False, **options)  # its memory is compared with that of the other
     lied = Run(small, 0, drafter=ScriptedDrafter(lies), num_speculative_tokens=3, **options)
     for name, (_, ids, params) in sorted(plain.requests.items()):
         plain.engine.add_request(name, ids, params)
@@ -150,7 +151,7 @@ def require_same_memory(engine: Engine, other: Engine) -> None:
 
 
 def test_verify_notices_a_rejected_draft_in_the_live_state(trained: Model):
-    engine = Engine(trained, num_blocks=100, check=True)
+    engine = AuditedEngine(trained, num_blocks=100)
     engine.add_request("a", [1, 5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     engine.step()
     assert engine.verify() == 1
@@ -205,7 +206,7 @@ def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(
     for kind, most in (("none", 1), ("right", 4), ("greedy", 4)):
         right = list(shown[0][0][0].token_ids) if shown else []
         drafter = None if kind == "none" else ScriptedDrafter({"a": (right if kind == "right" else plain) + plain})
-        engine = Engine(trained, block_size=3, drafter=drafter, num_speculative_tokens=most, num_blocks=100, check=True)
+        engine = AuditedEngine(trained, block_size=3, drafter=drafter, num_speculative_tokens=most, num_blocks=100)
         engine.add_request("a", ids, params)
         (output,) = [output for output in engine.stream() if output.finished]
         shown.append((output.outputs, set(engine.scheduler.pool.block_of)))
@@ -248,7 +249,7 @@ def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(train
     truth = {name: list(greedy_tokens(trained, ids, 8)) for name, ids in prompts.items()}
     params = SamplingParams(temperature=0.0, max_tokens=8)
     drafter = Faulty(ScriptedDrafter(truth), fault)
-    engine = Engine(trained, drafter=drafter, num_blocks=100, check=True)
+    engine = AuditedEngine(trained, drafter=drafter, num_blocks=100)
     for name, ids in prompts.items():
         engine.add_request(name, ids, params)
     outputs = {output.request_id: output for output in engine.stream() if output.finished}

@@ -26,8 +26,8 @@ class NewestFirst(FirstComeFirstServed):
         return (-request.arrival, 0)
 
     def plan(self, step: Step) -> None:
-        step.admit()
-        step.run()
+        step.fill(False, False)
+        step.fill(admit=False)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from lfm2np.engine.drafters import Drafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
-from lfm2np.engine.samples import sample_name
+from lfm2np.engine.sequence import sample_name
 from lfm2np.engine.sequential import answer_alone, difference_at, tokens_of_passes
 from lfm2np.errors import ProofError, RequestError, error_told
 from lfm2np.system import write_whole

@@ -26,8 +26,8 @@ from lfm2np.arithmetic.matrix import AttentionScale, Matrix
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
-from lfm2np.engine.samples import sample_name
 from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sequence import sample_name
 from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.truth import reference

@@ -131,13 +131,6 @@ def out_of_order(subject: Scheduler) -> None:
     subject.running.reverse()
 
 
-def count_prefilling(difference: int) -> Callable[[Scheduler], None]:
-    def change(subject: Scheduler) -> None:
-        subject._num_prefilling += difference
-
-    return change
-
-
 def queue_shorter(subject: Scheduler) -> None:
     subject.waiting.pop()
 
@@ -152,7 +145,6 @@ def queued_too(name: str) -> Callable[[Scheduler], None]:
 
 def nothing_to_do(subject: Scheduler) -> None:
     subject.requests["b"].num_computed_tokens = subject.requests["b"].num_tokens
-    subject._num_prefilling += 1
 
 
 def one_block_more(subject: Scheduler) -> None:
@@ -188,8 +180,6 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("one is lost", busy, slot_lost),
     ("one is lost", busy, slot_invented),
     ("the running requests are out of order", busy, out_of_order),
-    ("prefill, counted", busy, count_prefilling(1)),
-    ("prefill, counted", busy, count_prefilling(-1)),
     (NOT_THE_QUEUE, busy, queue_shorter),
     (NOT_THE_QUEUE, busy, queue_out_of_order),
     (NOT_THE_QUEUE, busy, queued_too("a")),

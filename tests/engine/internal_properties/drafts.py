@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from internal_properties.internal import internal
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
-from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.choice import distribution, request_seed
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.engine.sequential import alone
+from lfm2np.suite.audit import AuditedEngine
 from lfm2np.suite.properties.endings import stop_text
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
@@ -113,8 +113,8 @@ def drawn_drafts(example: tuple[Scenario, int]) -> None:
     model = loaded(scenario.model)
     small = loaded(replace(scenario.model, layers="c", seed=7))
     drafter = ModelDrafter(small, model, "random", block_size=2, num_blocks=200)
-    sizes = {**scenario.sizes, "num_speculative_tokens": most, "check": True}
-    engine = Engine(model, drafter=drafter, **sizes)
+    sizes = {**scenario.sizes, "num_speculative_tokens": most}
+    engine = AuditedEngine(model, drafter=drafter, **sizes)
     for request in scenario.requests:
         engine.add_request(
             request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt

@@ -25,7 +25,7 @@ from scheduler.memory import Memory
 def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None:
     """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
     size, wishes, most_tokens, free = example
-    memory = Memory(SchedulerConfig(num_blocks=4, block_size=size))
+    memory = Memory(SchedulerConfig(num_blocks=4, block_size=size), reserves=False)
     requests = [Request(str(index), (1,) * prompt, most) for index, (prompt, most) in enumerate(wishes)]
     blocks = sum(-(-(prompt + most - 1) // size) for prompt, most in wishes)
     tokens = sum(prompt for prompt, _ in wishes)
@@ -43,7 +43,7 @@ def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None
 def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
     size, computed, count, is_shared, free = example
-    memory = Memory(SchedulerConfig(num_blocks=24, block_size=size))
+    memory = Memory(SchedulerConfig(num_blocks=24, block_size=size), reserves=False)
     request = Request("a", (1,) * (computed + 1), 9)
     request.num_computed_tokens = computed
     table = tuple(memory.pool.allocate()[0] for _ in range(-(-computed // size)))

@@ -51,7 +51,6 @@ ENGINE_DEFAULTS = {
     "drafter": None,
     "num_speculative_tokens": 4,
     "seed": 0,
-    "check": False,
     "trace": None,
     "on_logits": None,
     "progress": None,

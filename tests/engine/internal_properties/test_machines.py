@@ -83,8 +83,8 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "no copy on write, and no guard": (
         [
-            ("memory:Memory.grow", "first < len(table) and self.pool.is_shared(table[first])", "False"),
-            ("scheduler:Scheduler._schedule", "self.pool.require_writable(block)", "pass"),
+            ("groups:Group.is_shared", "return any(", "return False and any("),
+            ("step:scheduled_tokens", "group.pool.require_writable(block)", "pass"),
         ],
         "owners, users in this step and key",
     ),
@@ -93,7 +93,7 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         "",
     ),
     "a checkpoint of another position": (
-        [("scheduler:Scheduler._schedule", "(end * size, table[end - 1])", "(end * size - 1, table[end - 1])")],
+        [("step:scheduled_tokens", "(end * size, table[end - 1])", "(end * size - 1, table[end - 1])")],
         "checkpoint",
     ),
     "a stop token that ignores min_tokens": (

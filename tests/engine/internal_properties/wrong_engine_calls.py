@@ -139,7 +139,6 @@ ENGINE: tuple[Case, ...] = (
     (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
     (RequestError, "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1", too_large),
     (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
-    (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
     (RequestError, "shortest n-gram 0: expected a whole number, at least 1", lambda: NgramDrafter(4, 0)),
     (RequestError, "longest n-gram 1: expected a whole number, at least 2", lambda: NgramDrafter(1, 2)),
     (

@@ -27,6 +27,7 @@ from lfm2np.arithmetic import exact
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
+from lfm2np.suite.audit import AuditedEngine
 from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, loaded
 from lfm2np.truth import integers
 from lfm2np.truth.integers import attention_scale
@@ -100,7 +101,7 @@ def test_batched_equals_alone(name: str, sizes: dict[str, object]):
     first = IDS[:11]
     prompts = {"a": first, "b": IDS[3:8], "c": IDS[:1], "d": [*first[:9], 20, 21], "e": [7, 8, 9] * 4}
     greedy = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
-    engine = Engine(model, **{"num_blocks": 64, "block_size": 3, "max_num_seqs": 4, "check": True, **sizes})
+    engine = AuditedEngine(model, **{"num_blocks": 64, "block_size": 3, "max_num_seqs": 4, **sizes})
     for request_id, ids in prompts.items():
         engine.add_request(request_id, ids, greedy)
     outputs = {}
@@ -118,7 +119,7 @@ def test_a_long_request_holds_what_its_window_needs():
     model = loaded(replace(MODELS["all kinds of layers"], window=10, positions=400))
     ids = [3 + (7 * i * i + i) % 20 for i in range(300)]
     trace = io.StringIO()
-    engine = Engine(model, num_blocks=120, block_size=4, max_num_batched_tokens=32, check=True, trace=trace)
+    engine = AuditedEngine(model, num_blocks=120, block_size=4, max_num_batched_tokens=32, trace=trace)
     between: list[int] = []  # steps
     for request_id in ("a", "b"):
         engine.add_request(request_id, ids, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))

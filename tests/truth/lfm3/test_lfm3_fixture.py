@@ -15,6 +15,7 @@ import lfm2np
 from lfm2np.checkpoint.loaded import lfm3_fixture
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.suite.audit import AuditedEngine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
@@ -77,8 +78,8 @@ def num_right(without: str | None) -> int:
 SIZES = {
     "chunks over the window's edge": {"max_num_batched_tokens": 11},
     "one token a step": {"max_num_batched_tokens": 1},
-    "few blocks: preempted": {"num_blocks": 44, "check": False},
-    "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3, "check": False},
+    "few blocks: preempted": {"num_blocks": 44},
+    "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
 }
 
 
@@ -93,7 +94,8 @@ def test_batched_equals_alone(sizes: dict[str, object]):
     """Tokens, on shared prefixes longer than the window, too; in chunks memory is audited."""
     prompts = [corpus.as_text(question)[0] for question in questions(8)]
     prompts += [prompt[:-4] for prompt in prompts if prompt.startswith(("far", "edge"))]
-    engine = Engine(model(), **{"num_blocks": 200, "block_size": 3, "max_num_seqs": 5, "check": True, **sizes})
+    kind = AuditedEngine if "max_num_batched_tokens" in sizes else Engine
+    engine = kind(model(), **{"num_blocks": 200, "block_size": 3, "max_num_seqs": 5, **sizes})
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), model().prompt_ids(prompt), GREEDY)
     outputs = {}

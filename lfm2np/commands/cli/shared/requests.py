@@ -13,8 +13,8 @@ from lfm2np.checkpoint.text.tokenizer import require_text
 from lfm2np.commands.cli.shared.prompts import prompts, require_chat
 from lfm2np.commands.cli.shared.terminal import read_file
 from lfm2np.engine.loading import Model
-from lfm2np.engine.samples import sample_name
 from lfm2np.engine.sampling.params import SamplingParams, from_json
+from lfm2np.engine.sequence import sample_name
 from lfm2np.errors import RequestError
 from lfm2np.values import require_count
 

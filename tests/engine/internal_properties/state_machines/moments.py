@@ -84,15 +84,22 @@ class Moments(OwnScheduler):
             raise AssertionError(f"block {block} of windowed layers: published before update()")
         self._require_block("window block", block, key)
 
-    def _on_enter(self, request: scheduler.Request, keys: list[bytes], stop: int, moves: list[Move]) -> None:
+    def _on_enter(
+        self, request: scheduler.Request, keys: list[bytes], stop: int, moves: list[Move], above_watermark: bool
+    ) -> bool:
         account = self.accounts[request.request_id]
-        hit = tuple(self.pool_books.block_of[key] for key in keys)
-        require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
-        account.computed = len(hit) * self.config.block_size
-        account.cached += account.computed
+        hit, longest = tuple(self.pool_books.block_of[key] for key in keys), self.longest_prefix(account)
+        # Counted before: to enter may evict what tells why the hit ends.
+        computed, account.computed = account.computed, len(hit) * self.config.block_size
+        statistics = {**self.statistics, "ended": {**self.statistics["ended"]}}
         self._count(account)
-        self._enter(request, keys, stop, moves)
+        if not self._enter(request, keys, stop, moves, above_watermark):
+            account.computed, self.statistics = computed, statistics
+            return False
+        require(hit, longest, "blocks of the prefix hit", account.name)
+        account.cached += account.computed
         self._note_blocks(request)
+        return True
 
     def _on_grow(self, request: scheduler.Request, count: int, moves: list[Move]) -> bool:
         done = self._grow(request, count, moves)
@@ -123,13 +130,14 @@ class Moments(OwnScheduler):
         self.statistics["hit_tokens"] += account.computed
         self.statistics["ended"][reason] += 1
 
-    def _on_split(self, parent: scheduler.Request, child: scheduler.Request, reserves: bool, moves: list[Move]) -> bool:
+    def _on_split(self, parent: scheduler.Request, child: scheduler.Request, moves: list[Move]) -> bool:
         """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
         computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
+        reserves = memory.reserves
         needed = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
         room = bool(memory.free_slots) and needed <= memory.pool.num_free
         room = room and (self.windows is None or needed <= self.windows.pool.num_free)
-        done = self._split(parent, child, reserves, moves)
+        done = self._split(parent, child, moves)
         require(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
             account = self.accounts[child.request_id]

@@ -1,4 +1,4 @@
-"""What the cache has to hold, from reference.py: for `Engine(check=True)` and tests."""
+"""What our engine's cache has to hold, from reference.py: it is read after every step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.cache import Cache
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampler import Chosen
+from lfm2np.engine.step import StepResult
 from lfm2np.errors import ProofError
 from lfm2np.truth import reference
 from lfm2np.truth.weights import AttentionWeights, ShortConvWeights
@@ -18,6 +21,32 @@ from scheduler import FREED, BatchPlan, Request, ScheduledTokens, Scheduler, che
 Array = NDArray[Any]
 Contents = tuple[list[tuple[Array, ...]], list[Array]]  # as expected_cache gives them
 MOST_KNOWN = 100  # sequences whose contents are kept
+
+
+class AuditedEngine(Engine):
+    """Checks after each step that every block is free, owned or cached exactly once, and that what was published holds
+    what the reference computes for its prefix; `verify` reads all of the memory."""
+
+    def __init__(self, model: LoadedModel, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.audit = Audit(model, self.cache, self.scheduler)
+
+    def _compute(self, plan: BatchPlan) -> StepResult:
+        self._planned = plan, [self.scheduler.requests[entry.request_id] for entry in plan.scheduled]
+        return super()._compute(plan)
+
+    def _report(self, chosen: dict[str, list[Chosen]]) -> None:
+        self.audit.check_step(*self._planned)
+        super()._report(chosen)
+
+    def verify(self) -> int:
+        """How many cached blocks and running requests equal the reference; ProofError for a difference.
+
+        A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
+        tokens do. Call it between steps.
+        """
+        self._require_idle("verify()")
+        return self.audit.check_memory()
 
 
 class Audit:
