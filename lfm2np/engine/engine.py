@@ -364,7 +364,7 @@ class Engine:
             yield from self.step()
 
     def _take(self, sequence: Sequence, last: int, now: float) -> bool:
-        """Notes when a token came, the last of a step, and why it ended; whether a stop string ended it, nothing else."""
+        """When its token came, the last of a step, and why it ended; whether a stop string ended it, nothing else."""
         sequence.first_token, sequence.last_token = now if sequence.first_token is None else sequence.first_token, now
         is_eos = not sequence.params.ignore_eos and last in self.model.config.eos_token_ids
         if sequence.finish_reason is FinishReason.STOP and not is_eos:
