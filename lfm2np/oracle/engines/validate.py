@@ -42,7 +42,8 @@ def validate(request: Request, answer: Answer, vocab_size: int | None = None) ->
 
 
 def impossible(request: Request, answer: Answer, vocab_size: int | None) -> str | None:
-    """Too many tokens, ids outside the vocabulary, positive log-probabilities, or not one a prompt's token."""
+    """Too many tokens, ids outside the vocabulary, positive log-probabilities, or not one a prompt's token. Ids below 0
+    and NaN are told as they are read, as no Answer holds them: records_json.py."""
     ids, tops = answer.token_ids or (), answer.top_logprobs or ()
     if len(ids) > request.max_tokens:
         return f"{len(ids)} tokens, {request.max_tokens} were asked for"
