@@ -41,7 +41,7 @@ LEAST_SIZE = 0.3  # root mean square of right engines' errors in units of their 
 LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
 LEAST_PART = 0.15  # in any group, of the errors of the emulated engine that errs least there
 ALIKE = 0.3  # correlation with the mean of emulated engines,
-SURE = 2.5  # and its distance from 0 in standard deviations, each sequence with a sign of its own
+SURE = 2.0  # and its distance from 0 in standard deviations, each sequence with a sign of its own
 
 
 class Fit(StrEnum):

@@ -9,7 +9,7 @@ from lfm2np.oracle.judging.scored import Evidence, usable
 
 LEAST_REPORTED = 16  # log-probabilities
 MOST_SAME = 0.5  # of the new tokens: a small vocabulary and text that repeats itself make some the same by chance
-SUSPECT = "lfm2np vet names the checkpoint; or an operator behind which nothing is right (--locate says which)"
+SUSPECT = "lfm2np vet names the checkpoint; or a wrong operator, behind which nothing is right (--locate says which)"
 
 
 def unrelated_cause(evidence: Evidence) -> Suspicion | None:
