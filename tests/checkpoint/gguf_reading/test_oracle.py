@@ -87,10 +87,7 @@ def test_vectors_and_scores_of_quantised_weights_with_the_file_s_own_tokenizer(t
     keys = keys_of(write_directory(tmp_path / "hf", "lfm2"), "lfm2")
     models = [lfm2np.load(write_file(tmp_path / f"{dtype}.gguf", keys, dtype)) for dtype in ("Q4_0", "Q8_0")]
     vector_set = make(models[0], only=("short-2-text", "border-15"))
-    assert (
-        vector_set.document["vectors"][0]["prompt_text"] is not None
-        and vector_set.document["model"]["name"] == "Q4_0.gguf"
-    )
+    assert vector_set["vectors"][0]["prompt_text"] is not None and vector_set["model"]["name"] == "Q4_0.gguf"
     assert verify(models[0], vector_set) == []
     assert {mismatch.what.partition(".")[0] for mismatch in verify(models[1], vector_set)} == {"model"}
     rows = models[0].logits("the red ball").astype(np.float64)

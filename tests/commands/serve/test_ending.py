@@ -161,7 +161,6 @@ def test_an_address_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[
         ("--request-seconds", "0"),
         ("--num-blocks", "0"),
         ("--draft-sampling", "greedy"),
-        ("--trace", "/no/such/folder/trace.jsonl"),
     ],
 )
 def test_sizes_that_can_not_be_are_told_before_it_listens(options: Sequence[str], capsys: pytest.CaptureFixture[str]):

@@ -103,7 +103,7 @@ def test_a_fault_of_the_state_is_found_in_what_a_step_found_and_not_in_what_it_c
 CACHED = {
     "attention-crosses-requests": (with_neighbours, "b", "self_attn.keys_read", "steps 0 to 1 of 4"),
     "hit-blocks-omitted-from-the-plan": (after_a_prefix_hit, "b", "self_attn.keys_read", "step 0 of 3"),
-    "prefill-restarts-at-0-over-cached-blocks": (after_a_prefix_hit, "b", "conv.state", "step 0 of 3"),
+    "prefill-restarts-at-0-over-cached-blocks": (after_a_prefix_hit, "b", "conv.state", "step 0 of 4"),
     "half-the-block-size-used-for-offsets": (in_chunks, "a", "self_attn.keys_read", "from step 1 on"),
     "old-content-of-a-cell-is-read": (in_chunks, "a", "self_attn.keys_read", "each of the 7"),
     "rejected-drafts-stay-in-the-blocks": (with_wrong_drafts, "a", "self_attn.keys_read", "from step 1 on"),
