@@ -124,7 +124,7 @@ FIRST: dict[str | Fault, tuple[str, str]] = {
     "positions-stop-at-40": ("wrong from position ", "state, positions, or the border"),
     "attention-scale-missing": ("wrong from position ", "attention or rotation of positions"),
     "rotation-backwards": ("wrong from position ", "attention or rotation of positions"),
-    "feed-forward-residual-missing": ("wrong everywhere", "a wrong operator, weight or constant"),
+    "feed-forward-residual-missing": ("wrong everywhere", "or a wrong operator"),
     IDS_OF_SIX_BITS: ("wrong once a token id is 64 or more", "rows of the embedding or the head"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
+from lfm2np.oracle.causes.findings import LIKELY, Suspicion, requests_of
 from lfm2np.oracle.judging.scored import Evidence, usable
 
 LEAST_REPORTED = 16  # log-probabilities
@@ -18,7 +18,8 @@ def unrelated_cause(evidence: Evidence) -> Suspicion | None:
 
     They say nothing if their distances from the engine's are no smaller than those from one number, the mean: the sum
     of squares of errors is at least that around the mean. An operator that is wrong in one layer, or weights that are
-    off by a third, leave a quarter of it or less.
+    off by a third, leave a quarter of it or less. Likely, not certain: an operator behind which nothing is right looks
+    the same.
     """
     wrong, asked = requests_of(evidence.positions)
     same = [position.token_id == position.best for position in evidence.positions if position.is_new]
@@ -37,4 +38,4 @@ def unrelated_cause(evidence: Evidence) -> Suspicion | None:
         f"wrong everywhere, {sum(same)} of {len(same)} new tokens are the oracle's, and log-probabilities have nothing"
     )
     where += " in common: these look like answers of another checkpoint, tokenizer or prompt"
-    return Suspicion(CERTAIN, where, SUSPECT)
+    return Suspicion(LIKELY, where, SUSPECT)
