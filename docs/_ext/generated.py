@@ -156,7 +156,7 @@ def house(modules: dict[str, Module]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = importlib.import_module(lfm2np.commands.cli.main.__module__).build_parser()
+    parser: argparse.ArgumentParser = importlib.import_module("lfm2np.commands.cli.program").build_parser()
     return parser
 
 

@@ -92,7 +92,7 @@ def send_all(
 def received(count: int, transcript: Transcript | None) -> str:
     """What is left of a check whose engine is gone."""
     if transcript is None:
-        return f"{plural(count, 'answer')} received before are lost: --save FILE keeps them, and goes on from there"
+        return f"lost: {plural(count, 'answer')} received before; --save FILE keeps them, and goes on from there"
     kept = plural(sum(answer.error is None or answer.is_refuted for _, answer in transcript.pairs()), "answer")
     return f"{kept} received so far are in {transcript.path}: the same command goes on from there"
 

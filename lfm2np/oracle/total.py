@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, Suspicion, findings, lines, requests_of
+from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, Suspicion, findings, lines, requests_of
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.other_formats import Fit, other_format
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
@@ -16,6 +16,7 @@ from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
@@ -133,15 +134,14 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
         return Verdict.DRIFT, [other.fit.format(other.name, format_name)], []
     if causes and causes[0].explained is None and causes[0].suspect == EVERYWHERE and other is None:
         causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
-    wrong, asked = requests_of(positions)
-    if (
-        other is not None
-        and 2 * len(wrong) > len(asked)
-        and all(cause.sure == GUESS or cause.explained is None for cause in causes)
-    ):
+    if other is not None and not format_named(other.name).levels:  # under steps of weights almost anything is right
+        wrong, asked = requests_of(positions)
         where = other.fit.format(other.name, format_name)
-        cause = Suspicion(CERTAIN, where, f"run again with it if the engine computes in it; else {EVERYWHERE}")
-        causes = [cause, *(cause for cause in causes if cause.sure == GUESS)]
+        suspect = f"run again with it if the engine computes in it; else {EVERYWHERE}"
+        if len(wrong) == len(asked) and all(cause.sure == GUESS or cause.explained is None for cause in causes):
+            causes = [Suspicion(LIKELY, where, suspect), *(cause for cause in causes if cause.sure == GUESS)]
+        else:
+            causes = [*causes, Suspicion(GUESS, where, suspect)]
     return Verdict.BUG, grounds, causes
 
 

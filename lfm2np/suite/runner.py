@@ -169,7 +169,8 @@ def described(error: BaseException) -> str:
 def script_of(property_id: str, factory: Factory, example: Any) -> str:
     number_format = format_of(factory)
     made_by = factory.factory if isinstance(factory, Rounding) else factory
-    engine = f"{made_by.__module__}:{made_by.__qualname__}"
+    name = made_by.__qualname__ if "<locals>" not in made_by.__qualname__ else "FACTORY"  # as --engine names it
+    engine = f"{made_by.__module__}:{name}"
     rounding = "" if number_format is None else f", {number_format!r}"
     call = f"check({property_id!r}, {engine!r}, {short(example)}{rounding})"
     return f"# shows it again:\nfrom lfm2np.suite.again import *\n{call}"

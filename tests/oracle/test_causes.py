@@ -336,6 +336,10 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
     assert ", and in 2 of 5 repeats of 1 of them" in second.where and second.suspect.startswith("not deterministic")
     assert findings(judged, [Repeats(name, 5, 5)]) == findings(judged)
     assert lines(positions(decode), [Repeats(name, 2, 5)]) == lines(positions(decode))
+    names = sorted(PLAN_IDS)[3:43:8]  # nothing sets these apart
+    few = positions(lambda position: position.request.request_id in names)
+    assert "not deterministic" in lines(few, [Repeats(name, 2, 5)])[0]
+    assert lines(few, [Repeats(name, 5, 5), Repeats("other", 0, 5)]) == lines(few)  # each is deterministic
 
 
 # --- what is noted of a request

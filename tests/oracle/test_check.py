@@ -384,7 +384,7 @@ class Ending(PythonTarget):
 def test_an_engine_that_dies_leaves_word_of_what_was_received(model: Model, tmp_path: Path) -> None:
     """Pinned: as if there had never been a server."""
     path = tmp_path / "answers.jsonl"
-    with pytest.raises(TargetError, match=r"nobody answers; 3 answers received before are lost: --save FILE"):
+    with pytest.raises(TargetError, match=r"nobody answers; lost: 3 answers received before; --save FILE"):
         check(model, Ending(model), "float32", cases=["short-prompts"])
     with pytest.raises(TargetError, match=f"3 answers received so far are in {path}: the same command goes on"):
         check(model, Ending(model), "float32", cases=["short-prompts"], transcript=Transcript(path))

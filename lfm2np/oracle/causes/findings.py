@@ -113,7 +113,7 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
 
 
 def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
-    """What repeats of wrong requests show: nothing, if they are wrong each time.
+    """What repeats of wrong requests show: nothing, if some are wrong each time and the others never.
 
     Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
@@ -124,7 +124,8 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     if not alone and chance < ALONE_CHANCE:
         where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, chance=chance)]
-    if all(repeat.failed == repeat.times for repeat in repeats):
+    is_random = any(0 < repeat.failed < repeat.times for repeat in repeats)
+    if not repeats or (not is_random and any(repeat.failed for repeat in repeats)):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     wrong, asked = requests_of(positions)

@@ -50,7 +50,7 @@ class Fit(StrEnum):
     ALIKE = "errs like {0} everywhere: not the {1} that it declares"
     BY_SIZE = (
         "right under --format {0}, with errors of its size everywhere: run again with it if the engine computes in it, "
-        "else weights are off by as much; not the {1} that it declares"
+        "else weights, an operator or a state are off by as much; not the {1} that it declares"
     )
     SMALLER = "wrong by less than {0} rounds, right under --format {0}"
 

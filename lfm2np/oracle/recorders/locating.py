@@ -28,7 +28,7 @@ MOST_BESIDE = 7  # others that one is tried with
 MOST_TRIALS = 4  # of each: alone, beside others, those as far as they ran, and alone after those that were sent before
 MOST_BEFORE = 64  # requests that were sent before one, and are sent again to learn whether it needs them
 MOST_IDS = 64  # of a prompt, in a line
-RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"
+RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the choice of tokens)"
 NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
 
 Fails = Callable[[Sequence[Request]], bool]
