@@ -61,7 +61,8 @@ class Cause:
         if self.finding is None:
             return None
         where = "" if self.finding["layer"] is None else f"layer {self.finding['layer']}, "
-        return f"first wrong operation: {where}{self.finding['operation']} ({self.finding['name']})"
+        before = ", or one before it that was not dumped" if self.finding["recomputed"] else ""
+        return f"first wrong operation: {where}{self.finding['operation']} ({self.finding['name']}){before}"
 
 
 @dataclass(frozen=True)

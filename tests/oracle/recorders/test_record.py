@@ -270,8 +270,10 @@ def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(
     """Pinned: exit code 3 without `record`; with it, a request that is right alone was said to be wrong alone."""
     command = ["check", f"test_record:{engine}", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
     assert main(command) == 1
-    cause = json.loads(capsys.readouterr().out)["figures"]["cause"]
+    report = json.loads(capsys.readouterr().out)
+    cause = report["figures"]["cause"]
     assert (cause["request_id"], len(cause["prompts"]), len(cause["before"])) == (name, 1, 1)
+    assert ("or one before it that was not dumped" in json.dumps(report)) == (cause["finding"] is not None)
     text = "\n".join(cause["lines"])
     assert all(line in text for line in lines), text
 
