@@ -6,8 +6,10 @@
     sequence.py, sampler.py what the engine knows of a request; what a step gives it
     engine.py               Engine._step: how they meet
 
-How a preempted request whose prefix is shared gets its state back: Queues.preempt gives its slot and blocks back, and
-what is published under a key stays to be found until its block is handed out anew. When it is admitted again,
+How a preempted request whose prefix is shared gets its state back: step.commit_step writes a checkpoint of the states
+behind each block that a step fills, and Scheduler.update then publishes the block under its key, unless another block
+with this content has it: then that one is found. Queues.preempt gives slot and blocks back, and what is published stays
+to be found until its block is handed out anew. When the request is admitted again,
 Step.fill asks PrefixCache.find for the longest prefix, of prompt and output, that is still there. Memory.enter shares
 these blocks, gives it any free slot, and plans a move: `restore_state`, from the checkpoint that the hit's last block
 carries, to the slot. cache.move copies it before forward() computes the tokens behind the hit; without a hit the slot
