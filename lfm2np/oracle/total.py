@@ -125,9 +125,7 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
     """With its grounds, and the causes of a bug: where no part of the requests is named, what other formats say."""
     format_name, positions = evidence.format_name, evidence.positions
     grounds = wrong_reasons(format_name, positions)
-    if (
-        0.0 < size_of(positions) <= MOST_SIZE
-    ):  # all but a few errors are the declared format's: those few are no format's
+    if 0.0 < size_of(positions) <= MOST_SIZE:  # all but a few errors are the declared format's: those are no format's
         return Verdict.BUG, grounds, causes
     other = other_format(evidence)
     if other is not None and other.fit is not Fit.SMALLER:

@@ -6,8 +6,9 @@ by size  the first two: so err other engines of this format, whose roundings sta
          drawn
 smaller  right under it, and somewhere or everywhere smaller: an engine that rounds so in places, or any small error
 
-The rounding errors of two engines of a format have a part in common, where both round the same numbers: over a check
-their correlation is 0.4 or more, and that of other errors, of the same size, within 0.15 of 0.
+The rounding errors of two engines of a format have a part in common, where both round the same numbers. ALIKE lies
+between what was measured when it was chosen: correlations of 0.4 and more of emulated engines and of transformers, and
+of other errors of that size at most 0.15 in bfloat16 and float16.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
     with several bugs no tag may be free of errors, though no format makes them.
     """
     form, reported = format_named(evidence.format_name), [at for at in evidence.positions if at.error is not None]
-    by_tag = [group for name in SHOWN for group in grouped(reported, name).values()]
-    if any(group.told >= 4 * LEAST and group.rms > FINE for group in by_tag):
+    if any(group.told >= 4 * LEAST and group.rms > FINE for group in by_tags(reported)):
         return None
     if size_of(evidence.positions) < (LEAST_OF_STEPS if form.levels else LEAST_SIZE):
         return Fit.SMALLER
@@ -129,8 +129,7 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
 
     def groups_of(of_each: Float64) -> list[Group]:
         some = [replace(at, error_size=abs(float(error))) for at, error in zip(reported, of_each, strict=True)]
-        by_tag = [group for name in SHOWN for group in grouped(some, name).values()]
-        return [*by_tag, group_of([at for at in some if at.place in inside])]
+        return [*by_tags(some), group_of([at for at in some if at.place in inside])]
 
     least = [min(group.rms for group in groups) for groups in zip(*map(groups_of, theirs), strict=True)]
     for group, least_rms in zip(groups_of(errors), least, strict=True):
@@ -138,6 +137,10 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
             return Fit.SMALLER
     alike = not form.levels and is_alike(errors, theirs.mean(axis=0), sequences)
     return Fit.ALIKE if alike else Fit.BY_SIZE
+
+
+def by_tags(positions: Sequence[Position]) -> list[Group]:
+    return [group for name in SHOWN for group in grouped(positions, name).values()]
 
 
 def emulated_errors(evidence: Evidence, positions: Sequence[Position]) -> tuple[Float64, list[Spoken]]:
