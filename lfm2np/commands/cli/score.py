@@ -167,4 +167,7 @@ def add_score(commands: Commands) -> None:
     add(parser, "--seed N", "with --merge: seed that chooses those items (0)", default=0)
     work.add_options(parser)
     add_arithmetic_options(parser)
-    add_modes(parser, {WITH_MERGE: ("output", "spot_check", "seed"), MERGING: ("save", "system", "completion")})
+    add_modes(
+        parser,
+        {WITH_MERGE: ("output", "spot_check", "seed"), MERGING: ("save", "system", "completion", "completion_ids")},
+    )

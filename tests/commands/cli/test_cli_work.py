@@ -112,6 +112,10 @@ def test_a_merge_that_is_refused_writes_nothing(
     code, message = failure(capsys, *options)
     assert code == 1
     assert "one.jsonl line 3: score of [1, " in message and f"sha256 '{'0' * 64}', expected" in message
+    assert failure(capsys, *options, "--completion-ids", "1") == (
+        2,
+        "lfm2np: RequestError: --completion-ids: is not used by --merge\n",
+    )
     code, message = failure(capsys, "score", "--output", str(part), "--merge", str(part))
     assert code == 2
     assert "of the checkpoint of SHA-256" in message
