@@ -16,7 +16,7 @@ from lfm2np.suite.catalogue import ALL, by_id
 from lfm2np.suite.plugin import known_failures
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import Rounding
-from lfm2np.suite.runner import run_property, short
+from lfm2np.suite.runner import run_property, script_of, short
 from lfm2np.suite.schedulers.demands import DEMANDS
 from lfm2np.suite.strategies.features import fit
 from lfm2np.teaching import tutorial
@@ -248,3 +248,11 @@ def test_the_properties_can_be_listed(tmp_path: Path):
     listed = run_pytest(tmp_path, "--properties", "--scheduler", "own")
     assert listed.returncode == 0
     assert re.findall(r"^\S+", listed.stdout, re.MULTILINE) == [*DEMANDS, *POLICIES]
+
+
+def test_a_factory_that_a_function_made_is_not_printed_as_if_it_could_be_imported():
+    def made(model, sizes):
+        return adapters.own(model, sizes)
+
+    assert f"check('scores', '{__name__}:FACTORY', ())" in script_of("scores", made, ())
+    assert "check('scores', 'lfm2np.suite.adapters:own', ())" in script_of("scores", adapters.own, ())
