@@ -179,16 +179,6 @@ def command_line() -> str:
     return page(*parts)
 
 
-def exit_codes() -> dict[str, list[str]]:
-    """Text of exit codes -> the commands whose help tells it."""
-    programs: dict[str, list[str]] = {}
-    for parser in parsers(build_parser()):
-        start = (parser.epilog or "").find("exit codes:")
-        if start >= 0:
-            programs.setdefault((parser.epilog or "")[start:], []).append(parser.prog)
-    return programs
-
-
 # --- errors
 
 
@@ -223,9 +213,7 @@ def errors(modules: Mapping[str, Module]) -> str:
         "``check``, token ids for ``fuzz`` and ``vectors verify``, which say where only tokens were compared. What "
         "can't be read or run is 3 there.",
     ]
-    for text, programs in exit_codes().items():
-        parts += [f"{', '.join(map(code, programs))}:", literal(text.split("\n")[1:])]
-    return page(*parts)
+    return page(*parts, literal(build_parser().epilog.split("\n")))
 
 
 def kinds(base: type[Any]) -> Iterator[type[Any]]:

@@ -61,11 +61,11 @@ def test_options_are_put_together() -> None:
     add_options(parser)
     said = {
         "": ("float32", ""),
-        "--kv-format float8": ("float32 kv:float8", ""),
-        "--format auto": ("bfloat16", "the weights are BF16"),
-        "--format auto --kv-format q8_0": ("bfloat16 kv:q8_0", "the weights are BF16"),
+        "--format=float32 kv:float8": ("float32 kv:float8", ""),
+        "--format=auto": ("bfloat16", "the weights are BF16"),
+        "--format=auto kv:q8_0": ("bfloat16 kv:q8_0", "the weights are BF16"),
     }
-    for options, expected in said.items():
-        assert format_of(parser.parse_args(options.split()), "ours") == expected
+    for option, expected in said.items():
+        assert format_of(parser.parse_args([option] if option else []), "ours") == expected
     with pytest.raises(RequestError, match=r"--format w8a8: .*trained does not say how inputs are rounded"):
         format_of(parser.parse_args(["--format", "w8a8"]), "ours")

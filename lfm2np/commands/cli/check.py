@@ -58,19 +58,9 @@ from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
 from lfm2np.values import ProgressOf, require_count
 
-EXIT_CODES = """exit codes:
-  0    right: every difference is within what the declared format explains
-  1    wrong: DRIFT or BUG
-  2    inconclusive: the engine reports no token ids or no log-probabilities, or did not answer
-  3    the check could not run
-  130  interrupted"""
 EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16
-  lfm2np check package.module:factory --model DIR --first
-  lfm2np check transformers: --format float16 --html report.html
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
   lfm2np check answers.jsonl --model DIR
-  lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl
-  lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 OF_FILE = "not with a file of answers as TARGET"
 UNUSED = {  # options that a mode does not use
@@ -259,33 +249,29 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
 
 def add_check(commands: Commands) -> None:
     text = "check an engine against the oracle, within the rounding error of its number format"
-    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, is_verdict=True)
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
     format_options.add_options(parser)
     most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
     add(parser, "--at-once N", f"most requests in flight together {most}")
-    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, which takes long)"
+    few = f"some of {', '.join(CASES)} (all but {LONG})"
     add(parser, "--cases NAMES", few)
-    longest = f"tokens of the longest request of {LONG} and its response, or of any request of --against"
+    longest = f"most tokens of a request with its response, of {LONG} or --against"
     add(parser, "--max-model-len N", longest, type=int)
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     locate_help = (
-        "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
-        f"engine itself (for a server or process, print how to dump that request), or {FORMS}"
+        "of a wrong engine, record the shortest wrong request and name the wrong operation, in the engine itself (of "
+        f"a server or process, print how to dump the request) or in TARGET: {FORMS}"
     )
     add(parser, "--locate TARGET", locate_help, nargs="?", const="")
-    add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
-    constants_help = (
-        "look for wrong constants that the format's rounding hides, however long it takes; in a small model that is "
-        "always done"
-    )
-    add(parser, "--constants", constants_help)
+    add(parser, "--first", "stop at the first response that is certainly wrong")
+    add(parser, "--constants", "look for wrong constants that rounding hides, however long it takes")
     work.add_options(parser)
     group = against.add_options(parser)
-    add(group, "--relations NAMES", f"some of {', '.join(NAMES)}, separated by commas (all)")
+    add(group, "--relations NAMES", f"some of {', '.join(NAMES)} (all)")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")

@@ -19,12 +19,6 @@ from lfm2np.commands.cli.shared.terminal import show_report
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
-EXIT_CODES = """exit codes:
-  0    no trace failed; without log-probabilities only tokens were compared, as the report says
-  1    a trace failed; its findings are in a folder
-  2    inconclusive: the engine does not report its token ids or, with --against, its log-probabilities
-  3    it could not run
-  130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
@@ -68,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def add_fuzz(commands: Commands) -> None:
     text = "test a running engine with timed traces of many requests, and shrink what fails"
-    parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, is_verdict=True)
     add(parser, "TARGET", "http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND")
     format_options.add_options(parser)
     add(parser, "--minutes N", "generate traces for N minutes", type=float)

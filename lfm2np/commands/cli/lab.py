@@ -20,11 +20,6 @@ PORT = 8321
 EXAMPLE = """lfm2np lab
   lfm2np lab --port 0 --no-browser
   lfm2np lab --static site && python -m http.server --directory site"""
-EXIT_CODES = """exit codes:
-  0    the folder is written; or drained: a first SIGTERM or interrupt waits for runs in progress
-  1    memory ran out
-  2    the arguments cannot be met (a port in use, a folder that can't be written, unknown option, no extra `serve`)
-  130  ended by a second SIGTERM or interrupt"""
 
 
 def run_lab(arguments: argparse.Namespace) -> None:
@@ -76,7 +71,7 @@ def run_server(arguments: argparse.Namespace) -> None:
 
 def add_lab(commands: Commands) -> None:
     text = "learn in the browser: change a run on a page, and see what the engine does"
-    parser = add_command(commands, "lab", run_lab, text, EXAMPLE, model=False, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "lab", run_lab, text, EXAMPLE, model=False)
     add(parser, "--port N", f"port of 127.0.0.1; 0 takes a free one ({PORT})", default=PORT)
     add(parser, "--no-browser", "only print the address")
     static = "write a folder that computes in the visitor's browser and needs no server but a static one"

@@ -20,13 +20,6 @@ from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.registry import FORMS, record_of, require_request
 from lfm2np.system import write_whole
 
-EXIT_CODES = """exit codes:
-  0    every tensor is within its bound
-  1    wrong: a tensor differs from what its inputs give
-  2    inconclusive: the dump has too few tensors
-  3    the dump or the model can't be read, or they do not match
-  130  interrupted"""
-
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints what was found. ProofError (1) if a tensor is wrong, InconclusiveError (2) if too few can tell.
@@ -54,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
 def add_locate(commands: Commands) -> None:
     text = "find the first tensor in an engine's activations that differs from what its inputs give"
     example = "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16"
-    parser = add_command(commands, "locate", run, text, example, exit_codes=EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "locate", run, text, example, is_verdict=True)
     add(parser, "DUMP", "safetensors file: token_ids [T], and module outputs named as in transformers")
     add(parser, "--names FILE", 'JSON object that maps names in the file to those names; "{layer}" stands for a number')
     format_help = "number format of the engine (default: as the dump says, else its storage format)"
@@ -62,13 +55,6 @@ def add_locate(commands: Commands) -> None:
 
 
 # --- record
-
-
-RECORD_EXIT_CODES = """exit codes:
-  0    the dump is written
-  2    the arguments can't be met
-  3    the checkpoint can't be read, or the engine can't be run or recorded
-  130  interrupted"""
 
 
 def run_record(arguments: argparse.Namespace) -> None:
@@ -100,7 +86,7 @@ def run_record(arguments: argparse.Namespace) -> None:
 def add_record(commands: Commands) -> None:
     text = "write an engine's activations of one request, for `lfm2np locate`"
     example = "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors"
-    parser = add_command(commands, "record", run_record, text, example, model=False, exit_codes=RECORD_EXIT_CODES)
+    parser = add_command(commands, "record", run_record, text, example, model=False)
     add(parser, "--model DIR", MODEL_HELP)
     add(parser, "TARGET", FORMS)
     add(parser, "-o --output FILE", "the dump to write", type=to_write, required=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lfm2np
-from lfm2np.commands.cli.shared.parser import EXIT_CODES, Commands, OneLineParser, discard_output, fail, one_line
+from lfm2np.commands.cli.shared.parser import EXIT_CODES, Commands, Help, OneLineParser, discard_output, fail, one_line
 from lfm2np.errors import Lfm2npError
 
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
@@ -34,6 +34,12 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
 }
 
 
+START = """check an engine     lfm2np check http://127.0.0.1:8000 --model DIR
+test a scheduler    pytest --pyargs lfm2np.suite --scheduler package.module:factory
+learn               lfm2np lab
+all commands        lfm2np --help"""
+
+
 def build_parser(named: str | None = None) -> argparse.ArgumentParser:
     """Of the command that is named, since the modules of all take longer to load than many commands take; of all where
     none of that name is known."""
@@ -41,10 +47,10 @@ def build_parser(named: str | None = None) -> argparse.ArgumentParser:
         prog="lfm2np",
         description="The right answer for LFM2 models: a NumPy-only reference in exact arithmetic.",
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"lfm2np {lfm2np.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="lfm2np")
     for name in (named,) if named in COMMANDS else COMMANDS:
         add: Callable[[Commands], None] = getattr(importlib.import_module(COMMANDS[name]), f"add_{name}")
         add(commands)
@@ -61,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
     lfm2np.keep_freed_memory()
     words = sys.argv[1:] if argv is None else argv
+    if not words:
+        print(START)
+        return 0
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
         with warnings.catch_warnings():

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bars, show_report
 from lfm2np.engine.loading import Model, load
-from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sampling.params import from_json
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.records_json import words_of_sampling
 from lfm2np.oracle.judging.formats import FORMATS, format_named
 from lfm2np.oracle.rollouts.api import judge_file
 from lfm2np.oracle.rollouts.exact import SIDES
@@ -24,21 +25,17 @@ from lfm2np.values import require_count
 
 EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
   lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --html report.html
-  lfm2np rollouts verl.jsonl --temperature 0.7 --model LFM2-350M --sample 200 --workers 2"""
-EXIT_CODES = """exit codes:
-  0    every reported log-probability is within the rounding error of its number format
-  1    a side is wrong (DRIFT or BUG), or they report different things (MISMATCH)
-  2    inconclusive: no side reported log-probabilities
-  3    the arguments, the file or the checkpoint can't be used
-  130  interrupted"""
+  lfm2np rollouts verl.jsonl --sampling temperature=0.7 --model LFM2-350M --sample 200 --workers 2"""
 
 
 def run_rollouts(arguments: argparse.Namespace) -> None:
     """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
     options = options_of(arguments)
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
-    defaults = {name: getattr(arguments, name) for name in SAMPLING if getattr(arguments, name) is not None}
-    SamplingParams(**defaults)  # RequestError names an option that can't be
+    defaults = words_of_sampling(arguments.sampling or "")
+    from_json(defaults)  # RequestError names what can't be
+    if unknown := sorted(defaults.keys() - set(SAMPLING)):
+        raise RequestError(f"--sampling {unknown[0]}: expected some of {', '.join(SAMPLING)}")
     model = load_model(arguments)
     previous = None if arguments.previous is None else previous_of(arguments.previous, model)
     path = Path(arguments.file)
@@ -67,9 +64,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         raise RequestError(f"--chunks {chunks!r}: expected whole numbers above 0 with commas between them")
     return Options(
         formats,
-        require_count("--cause-tokens", arguments.cause_tokens, 1, None),
-        [int(size) for size in chunks.split(",") if size],
-        require_count("--seed", arguments.seed, 0, None),
+        chunks=[int(size) for size in chunks.split(",") if size],
+        seed=require_count("--seed", arguments.seed, 0, None),
     )
 
 
@@ -83,18 +79,16 @@ def previous_of(path: str, model: Model) -> Model:
 
 def add_rollouts(commands: Commands) -> None:
     text = "compare sampled answers' log-probabilities, of sampler and trainer, with the exact ones, and say who errs"
-    parser = add_command(commands, "rollouts", run_rollouts, text, EXAMPLE, exit_codes=EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "rollouts", run_rollouts, text, EXAMPLE, is_verdict=True)
     add(parser, "FILE", "JSON lines, one sequence a line; records of TRL and verl are recognised")
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
         add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
-    for name in SAMPLING:
-        kind = int if name == "top_k" else float
-        add(parser, f"{option(name)} X", f"{name} of sequences that do not say it", type=kind)
+    sampling_help = 'how sequences were sampled that do not say it, such as "temperature=0.7 top_p=0.9"'
+    add(parser, "--sampling TEXT", sampling_help)
     add(parser, "--previous DIR", "checkpoint of the step before, to look for stale weights, layer by layer")
     add(parser, "--chunks N,N", "sizes of chunks to try, beside powers of two, where state may be lost")
     add(parser, "--sample N", "judge N sequences, drawn with the seed")
-    add(parser, "--cause-tokens N", "choose causes by about N tokens, prompts included (2000)", default=2000)
     add(parser, "--seed N", "seed of what is drawn (0)", default=0)
     work.add_options(parser)
     add(parser, "--html FILE", "write an HTML report", type=to_write)

@@ -23,20 +23,11 @@ from lfm2np.oracle.engines.http_client import KEY_VARIABLE
 LOG = logging.getLogger("lfm2np.commands.serve")
 LIMITS = {  # fields of Settings: the option's value, and its help
     "max_requests": ("N", "most prompts times samples in progress, beyond which 429 (256)"),
-    "max_logprobs": ("K", "most logprobs of a token (20)"),
     "max_body_bytes": ("N", "most bytes of a request's body (2 MiB)"),
-    "body_seconds": ("S", "time to receive a request's body (30)"),
     "request_seconds": ("S", "time to complete a response (600)"),
-    "write_seconds": ("S", "time that a client may read nothing of it (10; on Linux)"),
 }
 EXAMPLE = """lfm2np serve --model LFM2-350M --port 8000
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "sort: 7 2 9 ="}'"""
-EXIT_CODES = """exit codes:
-  0    drained: a first SIGTERM or interrupt waits for requests in progress
-  1    memory ran out
-  2    the arguments cannot be met (an address in use, unknown option, a trace that can't be written)
-  3    config, weights or tokenizer are missing, corrupt or not LFM2
-  130  ended by a second SIGTERM or interrupt"""
 
 
 def run_serve(arguments: argparse.Namespace) -> None:
@@ -109,7 +100,7 @@ class Lines(io.TextIOBase):
 
 def add_serve(commands: Commands) -> None:
     text = "serve the model over HTTP, with OpenAI's API"
-    parser = add_command(commands, "serve", run_serve, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "serve", run_serve, text, EXAMPLE, tokenizer=True)
     add(parser, "--host NAME", "address to listen on (127.0.0.1)", default="127.0.0.1")
     add(parser, "--port N", "0 takes a free one (8000)", default=8000)
     add(parser, "--name NAME", "model name for clients (the checkpoint's)")

@@ -37,7 +37,6 @@ OF_SCHEDULER: dict[str, tuple[str, Any, str]] = {  # options: the letter of thei
     "max_num_batched_tokens": ("N", 8192, "most tokens of one step"),
     "waiting_served_ratio": ("R", 0.3, "for --policy waiting-served"),
     "max_waiting_tokens": ("N", 20, "for --policy waiting-served"),
-    "watermark": ("R", 0.01, "share of the blocks that an admission leaves free"),
 }
 
 

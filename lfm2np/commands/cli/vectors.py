@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, to_write
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, Help, add, add_command, add_model, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.oracle.report.report import Report
@@ -15,11 +15,6 @@ from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_se
 from lfm2np.oracle.vectors.vectors_report import counted, report_of, summary
 from lfm2np.system import write_whole
 
-EXIT_CODES = """exit codes:
-  0    the set is written, or matches
-  1    verify: the set differs from the model
-  3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the file can't be written
-  130  interrupted"""
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M.json
   lfm2np vectors verify && lfm2np vectors verify lfm3
   lfm2np vectors verify vectors-350M.json --model LFM2-350M"""
@@ -59,13 +54,13 @@ def report_on_set(arguments: argparse.Namespace) -> Report:
 
 def add_vectors(commands: Commands) -> None:
     text = "make golden vectors, or check the reference against them"
-    parser = add_command(commands, "vectors", run, text, EXAMPLE, exit_codes=EXIT_CODES, is_verdict=True)
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
+    parser = add_command(commands, "vectors", run, text, EXAMPLE, is_verdict=True)
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify", prog="lfm2np vectors")
     for name, text in (
         ("make", "compute a set of vectors in exact arithmetic"),
         ("verify", "compute a set again and compare bit for bit"),
     ):
-        sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", formatter_class=Help)
         sub.usage_exit_code = parser.usage_exit_code
         add_model(sub, default=argparse.SUPPRESS)
         add(sub, "--tokenizer DIR", TOKENIZER_HELP)

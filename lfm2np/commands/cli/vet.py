@@ -18,12 +18,6 @@ from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vet.vetting import ALPHA, JUDGING, MAX_TOKENS, TOKENS, vetted
 
-EXIT_CODES = """exit codes:
-  0    the claimed candidate is accepted: all others are rejected
-  1    it is not the claim: another candidate, or none of these
-  2    undecided after the tokens that were allowed
-  3    the test could not run
-  130  interrupted; with --save the same command goes on"""
 EXAMPLE = """lfm2np vet http://127.0.0.1:8000 --candidate bf16=LFM2-350M --candidate q4=LFM2-350M-Q4_K_M.gguf
   lfm2np vet https://api.example.com --chat --name lfm2-350m --candidate bf16=LFM2-350M --candidate mine=./tuned \\
       --sampling temperature=1 --sampling "temperature=1 top_k=40" --save answers.jsonl
@@ -64,7 +58,7 @@ def run_vet(arguments: argparse.Namespace) -> None:
 
 def add_vet(commands: Commands) -> None:
     text = "tell which checkpoint answers behind an API, from sampled answers, at a stated error"
-    parser = add_command(commands, "vet", run_vet, text, EXAMPLE, False, exit_codes=EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "vet", run_vet, text, EXAMPLE, False, is_verdict=True)
     add(parser, "TARGET", "an engine, as in lfm2np check, or FILE.jsonl; an API key is read from LFM2NP_API_KEY")
     candidate_help = "a directory or GGUF file, and its name in the report; may be repeated; the first is the claim"
     add(parser, "--candidate NAME=PATH", candidate_help, action="append", required=True)

@@ -155,6 +155,12 @@ def parse_line(line: str, what: str, with_nan: bool = False) -> Any:
         raise RequestError(f"{what}: not JSON: {problem}") from None
 
 
+def words_of_sampling(text: str) -> dict[str, Any]:
+    """'temperature=0.7 top_k=40' -> its values by name. RequestError for a value that is not JSON."""
+    words = [word.partition("=") for word in text.replace(",", " ").split()]
+    return {name: parse_line(value, f"sampling {name}") for name, _, value in words}
+
+
 # --- values: each as a record has it, or RequestError that names the field
 
 

@@ -230,11 +230,6 @@ def format_named(name: str) -> Format:
     return replace(FORMATS[base], name=name, kv=kept)
 
 
-def with_kv(name: str, kept: str | None) -> str:
-    """The format's name with this format of the cache, if one is given."""
-    return name if kept is None else format_named(name.partition(KV)[0] + KV + kept).name
-
-
 def others(name: str, in_blocks: bool, states_inputs: bool, is_quantised: bool) -> list[str]:
     """Formats that may explain what `name` does not, with the same format of the cache, the finest first.
 

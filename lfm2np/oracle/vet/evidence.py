@@ -34,7 +34,7 @@ from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.engine.work.place import Place
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.engines.records import Pair
-from lfm2np.oracle.engines.records_json import parse_line
+from lfm2np.oracle.engines.records_json import words_of_sampling
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, joined, noises_of, scales_of, scores_of
@@ -98,8 +98,7 @@ def format_of(model: LoadedModel) -> str:
 
 def parse_sampling(text: str) -> SamplingParams:
     """'temperature=0.7 top_k=40' -> what tokens are drawn from. RequestError for another name or value."""
-    words = [word.partition("=") for word in text.replace(",", " ").split()]
-    return from_json({name: parse_line(value, f"sampling {name}") for name, _, value in words})
+    return from_json(words_of_sampling(text))
 
 
 def require_different(hypotheses: Sequence[Hypothesis], seen: Likelihoods) -> None:

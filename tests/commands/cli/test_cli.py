@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -91,7 +92,7 @@ BAD_REQUESTS = [
     (["generate", "--prompt-ids", "1_0"], "whole numbers with commas"),
     (["generate", "--prompt-ids", "+1"], "whole numbers with commas"),
     (["generate", "--prompt-ids", "\u0661"], "whole numbers with commas"),
-    (["generate", "--prompt-ids-file", "/nowhere"], "/nowhere: does not exist"),
+    (["generate", "--prompt-file", "/nowhere"], "/nowhere: does not exist"),
     (["generate", "--prompt-file", "/"], "/: is not a regular file"),
     (["score", "--prompt", "a", "--completion-ids", "x"], "--completion-ids 'x'"),
     (["generate", "--prompt-ids", "300"], "300"),
@@ -154,7 +155,6 @@ def test_control_characters_in_a_message_reach_no_terminal(tmp_path, capsys):
 
 
 BAD_USAGE = [
-    [],
     ["sing"],
     ["generate"],
     ["generate", "--prompt"],
@@ -179,14 +179,35 @@ def test_unknown_or_contradictory_options_end_in_exit_code_2(capsys, arguments):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["generate", "score", "info"])
-def test_every_help_text_has_an_example_and_the_exit_codes(capsys, command):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert f"  lfm2np {command}" in text
-    assert "exit codes:" in text
+def helps() -> Iterator[argparse.ArgumentParser]:
+    """The parsers of commands that run: those that print an example."""
+    waiting = [build_parser()]
+    for parser in waiting:
+        (commands,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)] or (None,)
+        waiting += commands.choices.values() if commands else ()
+        if not commands:
+            yield parser
+
+
+def test_every_help_text_has_an_example_and_exit_codes_and_fits_sixty_lines() -> None:
+    for parser in helps():
+        text = parser.format_help()
+        assert text.count("\n") <= 60, (parser.prog, text.count("\n"))
+        assert f"usage: {parser.prog} [options]" in text
+        assert parser.prog.startswith("lfm2np vectors") or f"example:\n  {parser.prog}" in text, parser.prog
+        assert parser.prog.startswith("lfm2np vectors") or "exit codes: 0" in text, parser.prog
+
+
+def test_the_program_has_few_commands_and_options() -> None:
+    """As many as a person can hold; a new option takes the place of another."""
+    options = {word for parser in helps() for action in parser._actions for word in action.option_strings[-1:]}
+    assert len(COMMANDS) <= 16 and len(options) <= 103, len(options)
+
+
+def test_without_a_command_it_says_where_to_start(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 4 and [line.split()[0] for line in shown] == ["check", "test", "learn", "all"]
 
 
 def overflowing(directory: Path) -> None:
@@ -318,15 +339,13 @@ def test_info_counts_parameters_and_proves_every_product(model, capsys):
 
 
 def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path, monkeypatch):
-    ids, text = tmp_path / "ids.txt", tmp_path / "prompt.txt"
-    ids.write_text("1, 2\n3\n")
+    text = tmp_path / "prompt.txt"
     text.write_text("hé\n")
     options = ["--model", str(model), "--max-tokens", "1"]
-    assert completion(capsys, *options, "--prompt-ids-file", str(ids))["prompt_token_ids"] == [1, 2, 3]
     from_file = completion(capsys, *options, "--prompt-file", str(text))["prompt_token_ids"]
     assert from_file == completion(capsys, *options, "--prompt", "hé\n")["prompt_token_ids"]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"7,8")))
-    assert completion(capsys, *options, "--prompt-ids-file", "-")["prompt_token_ids"] == [7, 8]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hé\n".encode())))
+    assert completion(capsys, *options, "--prompt-file", "-")["prompt_token_ids"] == from_file
 
 
 def test_score_shows_the_tokens_of_a_completion_only(model, capsys):

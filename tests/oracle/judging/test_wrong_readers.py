@@ -18,12 +18,11 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, Bytes
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.engines.records import Answer, Pair, greedy
-from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.total import Total, total
 
-AS_LLAMA_CPP = with_kv("q8", "float32")
+AS_LLAMA_CPP = "q8 kv:float32"
 LENGTHS = (3, 24)
 FORMATS = {"Q8_0": SCALE, "Q4_0": SCALE, "Q4_1": MINIMUM, "Q5_1": MINIMUM, "Q4_K": MINIMUM}
 

@@ -13,7 +13,6 @@ from dumps import SIX, checkpoint, recorded_under, six_heads, six_heads_with_all
 
 from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.commands.cli import locate as cli_locate
-from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
 from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
@@ -288,10 +287,3 @@ def test_the_command_warns_of_unknown_names_and_refuses_bad_files(tmp_path: Path
     assert command(capsys, str(tmp_path / "nothing"))[0] == 3
     assert command(capsys, str(file), "--names", str(tmp_path / "nothing"))[0] == 3
     assert command(capsys, str(file), "--model", str(tmp_path / "nothing"))[0] == 3
-
-
-def test_locate_says_its_own_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["locate", "--help"])
-    shown = capsys.readouterr().out
-    assert "a tensor differs from what its inputs give" in shown and "DRIFT" not in shown

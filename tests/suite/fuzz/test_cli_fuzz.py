@@ -68,22 +68,6 @@ def run(*arguments: str, model: Path | None = None) -> int:
     return main(["fuzz", *arguments, "--model", str(model or folder())])
 
 
-def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["fuzz", "--help"])
-    printed = capsys.readouterr().out
-    assert done.value.code == 0
-    assert "example:\n  lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10" in printed
-    for code in (
-        "0    no trace failed",
-        "1    a trace failed",
-        "2    inconclusive",
-        "3    it could not",
-        "130  interrupted",
-    ):
-        assert f"\n  {code}" in printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

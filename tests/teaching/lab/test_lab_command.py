@@ -129,10 +129,3 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     code, error = refused(capsys, "--port", "70000")  # which would be the next thing to be refused
     assert code == 2 and "uvicorn: not installed; lab needs" in error and "lfm2np[serve]" in error
-
-
-def test_its_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["lab", "--help"])
-    printed = capsys.readouterr().out
-    assert "lfm2np lab --port 0 --no-browser" in printed and "exit codes:" in printed and "130" in printed

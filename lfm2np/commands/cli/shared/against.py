@@ -7,10 +7,10 @@ import contextlib
 import time
 
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.commands.cli.shared.format_options import AUTO
 from lfm2np.commands.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD
+from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
@@ -20,7 +20,7 @@ ITSELF = "itself"
 LEAST_VOCAB = 16
 WITH, WITHOUT = "not with --against, which needs no truth", "only with --against"
 LOCAL = "only with a server as TARGET"
-NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "save")  # of `check` and `fuzz`
+NEED_TRUTH = ("rope", "tokenizer", "workers", "dask", "save")  # of `check` and `fuzz`
 NEED_AGAINST = ("vocab_size", "bitwise")
 NEED_SERVER = ("name",)
 
@@ -70,8 +70,9 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def format_name(arguments: argparse.Namespace) -> str:
-    if arguments.format == AUTO:
-        raise RequestError(f"--format {AUTO}: it is read from a checkpoint, and --against needs none: expected a name")
+    if arguments.format not in FORMATS:
+        expected = f"expected one of {', '.join(FORMATS)} with --against, which needs no checkpoint"
+        raise RequestError(f"--format {arguments.format}: {expected}")
     return str(arguments.format)
 
 
@@ -90,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("without a checkpoint (docs/engine/17-itself.md)")
     against = (
         "compare the engine's answers with its own to the same request alone (itself), or with those of another engine "
-        "(a TARGET); exit code 1 is then a broken relation, or a finding"
+        "(a TARGET)"
     )
     add(group, "--against ENGINE", against)
     add(group, "--vocab-size N", f"ids below N are sent (as the server reports, else {DEFAULT_VOCAB})")

@@ -1,4 +1,4 @@
-"""`--format` and `--kv-format`: the number format of the engine under test."""
+"""`--format`: the number format of the engine under test, and of the keys and values in its cache."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from lfm2np.checkpoint.files import is_gguf, read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.commands.cli.shared.parser import add
+from lfm2np.commands.cli.shared.parser import add, meant
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.judging.formats import FORMATS, KEPT, with_kv
+from lfm2np.oracle.judging.formats import FORMATS, KEPT, KV, format_named
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     text = (
-        "number format of the engine, which determines the error it may have (float32); auto derives it from the "
-        "checkpoint's weights and the engine's name, and reports it (--number-format in the property suite; "
-        "--numerics is the arithmetic of lfm2np itself)"
+        f"number format of the engine, which determines the error it may have (float32): {', '.join(FORMATS)}, or "
+        f"{AUTO}, by the checkpoint's weights and the engine's name; 'bfloat16{KV}float8' also names that of keys and "
+        f"values: {', '.join(KEPT)}"
     )
-    add(parser, "--format", text, choices=[*FORMATS, AUTO], default="float32")
-    kv_text = "number format of keys and values in its cache (as --format; with q8 float16, llama.cpp's default)"
-    add(parser, "--kv-format", kv_text, choices=list(KEPT))
+    add(parser, "--format FORMAT", text, default="float32", type=declared)
+
+
+def declared(text: str) -> str:
+    """The `type` of --format: as formats.format_named takes it, or with auto for the first of its two names."""
+    base, kv, kept = text.partition(KV)
+    try:
+        format_named(("float32" if base == AUTO else base) + kv + kept)
+    except RequestError as problem:
+        raise argparse.ArgumentTypeError(f"{problem} or {AUTO}{meant(base, [*FORMATS, AUTO])}") from None
+    return text
 
 
 def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
@@ -33,12 +41,13 @@ def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
     path = checkpoint_path(arguments.model)
     config = read_config(path, arguments.rope)
     has_input_roundings = bool(input_roundings(path, config))
-    if arguments.format != AUTO:
-        if FORMATS[arguments.format].inputs == "stated" and not has_input_roundings:
-            raise RequestError(f"--format {arguments.format}: {path} does not say how inputs are rounded")
-        return Taken(with_kv(arguments.format, arguments.kv_format), "")
+    base, kv, kept = arguments.format.partition(KV)
+    if base != AUTO:
+        if FORMATS[base].inputs == "stated" and not has_input_roundings:
+            raise RequestError(f"--format {base}: {path} does not say how inputs are rounded")
+        return Taken(arguments.format, "")
     taken = taken_format(read_tensors(path, config), is_gguf(path), has_input_roundings, engine)
-    return taken._replace(name=with_kv(taken.name, arguments.kv_format))
+    return taken._replace(name=taken.name + kv + kept)
 
 
 AUTO = "auto"

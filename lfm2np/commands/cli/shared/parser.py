@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,24 +17,34 @@ from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.engines.target import TargetError
 
-EXIT_CODES = """exit codes:
-  0    done
+EXIT_CODES = """exit codes of check, fuzz, locate, rollouts, vectors and vet, which judge:
+  0    right: every difference is within what the number format explains; the claim is accepted; done
+  1    wrong
+  2    no verdict: what is judged was not reported, or too little of it
+  3    could not run: arguments, checkpoint, file or engine
+
+exit codes of the others:
+  0    done; a server that was interrupted has completed its requests
   1    a proof or a replay found a difference, the output can't be written, or memory ran out
-  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
+  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, a port in use)
   3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace can't be read
   4    a value is not finite, or a product could not be computed exactly
-  130  interrupted"""
+
+130  interrupted"""
+OF_VERDICTS = "exit codes: 0 right, 1 wrong, 2 no verdict, 3 could not run, 130 interrupted"
+OF_OTHERS = "exit codes: 0 done, 1 to 4 failed (see lfm2np --help), 130 interrupted"
 
 KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
+WIDTH = 110  # of help texts
 MOST_TIME = 1e6  # of seconds or minutes
 LIKE = 0.7  # of difflib: from here on a word may be meant
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
 ROPE_HELP = (
-    'how an LFM3\'s partial rotation is read that config.json labels "default": as it was trained (default), or as '
+    f'{" or ".join(READINGS)}: an LFM3\'s partial rotation that config.json labels "default", as it was trained or as '
     "transformers computes it"
 )
-TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
+TOKENIZER_HELP = "directory with another tokenizer.json and chat template"
 
 
 def discard_output() -> None:
@@ -57,6 +68,20 @@ def meant(word: str, known: Iterable[str]) -> str:
     by_letters = {name.lstrip("-"): name for name in known}
     near = difflib.get_close_matches(word.lstrip("-"), by_letters, 1, LIKE)
     return f"; did you mean {by_letters[near[0]]}?" if near else ""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal, at most WIDTH; the usage leaves the options to the list below it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        words = [self._words(action) for action in actions if not action.option_strings]
+        return super()._format_usage(" ".join(["%(prog)s [options]", *words]), actions, groups, prefix)
+
+    def _words(self, action: argparse.Action) -> str:
+        return self._format_args(action, self._get_default_metavar_for_positional(action))
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -149,7 +174,7 @@ def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) 
 def add_model(parser: argparse._ActionsContainer, text: str = MODEL_HELP, **more: Any) -> None:
     """--model, and how its config.json is read where there are two readings."""
     add(parser, "--model DIR", text, **more)
-    add(parser, "--rope", ROPE_HELP, choices=READINGS, **({"default": READINGS[0]} | more))
+    add(parser, "--rope READING", ROPE_HELP, choices=READINGS, **({"default": READINGS[0]} | more))
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -163,7 +188,6 @@ def add_command(
     example: str,
     model: bool = True,
     tokenizer: bool = False,
-    exit_codes: str = EXIT_CODES,
     is_verdict: bool = False,
 ) -> OneLineParser:
     """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser.
@@ -174,8 +198,8 @@ def add_command(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
-        epilog=f"example:\n  {example}\n\n{exit_codes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example:\n  {example}\n\n{OF_VERDICTS if is_verdict else OF_OTHERS}",
+        formatter_class=Help,
     )
     if is_verdict:
         parser.usage_exit_code = TargetError.exit_code

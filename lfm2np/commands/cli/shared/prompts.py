@@ -41,9 +41,6 @@ def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[
         yield model.prompt_ids(text), text, text
     if arguments.prompt_ids is not None:
         yield parse_ids(arguments.prompt_ids, "--prompt-ids"), None, arguments.prompt_ids.strip()
-    if arguments.prompt_ids_file is not None:
-        text = read_file(arguments.prompt_ids_file)
-        yield parse_ids(text, arguments.prompt_ids_file), None, text.strip()
 
 
 def each(given: str | Sequence[str] | None) -> Sequence[str]:
@@ -92,7 +89,6 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> a
     if many:
         add(group, "--requests FILE", "one JSON object a line: prompt or prompt_token_ids, ...")
     add(group, "--prompt-ids IDS", "token ids separated by commas, used as they are")
-    add(group, "--prompt-ids-file FILE", "the same from a file, - for standard input")
     add(parser, "--system TEXT", "system message before --chat", type=text_argument)
     return group
 

@@ -27,7 +27,7 @@ from lfm2np.values import require_count
 
 CONNECTING = 10.0  # seconds until a scheduler's address is given up
 WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up
-SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np score --merge"
+SAVE_HELP = "save what comes as it comes, and go on with what FILE has (score --merge)"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     add(group, "--workers N", "compute in N worker processes (0: in this one)", default=0)
-    cluster_help = "compute on the workers of a Dask cluster: tcp://HOST:PORT of its scheduler, or a scheduler file"
+    cluster_help = "compute on a Dask cluster: tcp://HOST:PORT of its scheduler, or a scheduler file"
     add(group, "--dask ADDRESS", cluster_help)
 
 
