@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,8 @@ def located_from(model: Model, recorder: str, change: int = 0) -> Cause:
         pairs[1] = pairs[1][0], replace(pairs[1][1], logprobs=(logprobs[0] - change, *logprobs[1:]))
         pairs = pairs[1:]
     checked = judged(model, abilities, "float32", pairs)
-    record = record_of(f"test_preempted:{recorder}", TRAINED, "float32")
-    cause = cause_of(checked, recorder, record, open_checkpoint(TRAINED, model.config), model)
+    renew = partial(record_of, f"test_preempted:{recorder}", TRAINED, "float32")
+    cause = cause_of(checked, recorder, renew, open_checkpoint(TRAINED, model.config), model)
     assert cause is not None
     return cause
 
