@@ -46,10 +46,10 @@ from lfm2np.oracle.rollouts.hypotheses import (
     explanations,
     hypotheses_of,
     longest_words,
+    other_temperatures,
     prediction_of,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.temperature import other_temperatures
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]

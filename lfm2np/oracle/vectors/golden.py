@@ -33,6 +33,7 @@ from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
+from lfm2np.oracle.report.report import RIGHT, WRONG, Finding, Report
 from lfm2np.oracle.sending import silent
 from lfm2np.oracle.vectors.chosen import Chosen, choose, picked
 from lfm2np.oracle.vectors.scripts import scripts_of
@@ -46,6 +47,7 @@ Json = dict[str, Any]
 Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
+MOST_SHOWN = 20  # differences
 TOP = 8  # likeliest tokens kept of each position
 # By flag: the class of bug that vectors with it are there for.
 NOTES: Json = json.loads(Path(__file__).with_name("notes.json").read_text(encoding="utf-8"))
@@ -319,3 +321,41 @@ def differing(
         return
     for each in inner:
         yield from differing(*each, vector, position)
+
+
+# --- what was verified, as a report
+
+
+def counted(document: Json) -> dict[str, int]:
+    vectors = document["vectors"]
+    results = [position["result"] for vector in vectors for position in vector["positions"]]
+    return {
+        "vectors": len(vectors),
+        "positions": len(results),
+        "may_tie": results.count("may_tie"),
+        "scripts": len(document["scripts"]),
+    }
+
+
+def summary(document: Json) -> str:
+    words = "{vectors} vectors, {positions} positions ({may_tie} of them may tie), {scripts} scripts"
+    return words.format(**counted(document))
+
+
+def report_of(document: Json, differences: Sequence[Difference]) -> Report:
+    """`figures`: the counts of the set, and `differences`, each with vector, position, what, found and expected."""
+    findings = [
+        Finding("difference", f"{each.what}: {each.found}, expected {each.expected}", each.where)
+        for each in differences[:MOST_SHOWN]
+    ]
+    if len(differences) > MOST_SHOWN:
+        findings.append(Finding("difference", f"{len(differences) - MOST_SHOWN} more differences"))
+    return Report(
+        command="vectors verify",
+        verdict="DIFFERENT" if differences else "EXACT",
+        exit_code=WRONG if differences else RIGHT,
+        means="The set and the model disagree." if differences else "Every number is bit for bit as computed here.",
+        findings=findings,
+        facts={"set": summary(document)},
+        figures={**counted(document), "differences": [asdict(each) for each in differences]},
+    )

@@ -24,6 +24,7 @@ from lfm2np.oracle.rollouts.hypotheses import (
     AS_COMPUTED,
     Hypothesis,
     explanations,
+    fitted_temperature,
     packed_before,
     reading_words,
     route_hypotheses,
@@ -33,7 +34,6 @@ from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.temperature import fitted_temperature
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
