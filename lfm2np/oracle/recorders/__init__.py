@@ -1,7 +1,7 @@
 """Recorders of engines' activations: each runs requests and writes one request's tensors under the names of `locate`.
 
-recorder.py is for an engine's author, and writes the open format of docs/engine/7-locate.md; transformers_recorder.py
-records Hugging Face's transformers. registry.py chooses one by a target's name.
+recorder.py is for an engine's author, and writes the open format of docs/engine/7-locate.md; lfm2np_recorder.py records
+this package's engine, transformers_recorder.py Hugging Face's. registry.py chooses one by a target's name.
 """
 
 from lfm2np.oracle.recorders.recorder import Recorder

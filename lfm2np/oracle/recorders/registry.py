@@ -1,6 +1,7 @@
 """Recorders by a target's name, and one request's dump in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
+    lfm2np:[NUMERICS]               this package's engine
     package.module:factory          an engine of yours, whose object has `record`; those for vLLM, mlx-lm, llama.cpp and
                                     OpenVINO are in fixtures/engines/recorders/
 
@@ -14,24 +15,27 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.text.tokenizer import require_ids
+from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.oracle.engines.named import PADDED, TRANSFORMERS
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.oracle.engines.records import fault
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.locate.dump import shortened
+from lfm2np.oracle.locate.dump import content_of, shortened
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.truth.config import ModelConfig
 
 Prompts = Sequence[Sequence[int]]
-FORMS = "transformers:[padded:][DIR] or package.module:factory"
+FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factory"
+PADDED = "padded:"
 
 
 class AnswersOnlyError(TargetError):
@@ -50,8 +54,8 @@ def record_of(target: str, model: Path, format: str) -> Record:
     """The recorder of a target, computing in `format`. RequestError for an unknown form, AnswersOnlyError for an engine
     in Python without `record`."""
     kind, _, rest = target.partition(":")
-    if kind == TRANSFORMERS:
-        record = transformers(rest, model, format)
+    if kind in KINDS:
+        record = KINDS[kind](rest, model, format)
     elif re.fullmatch(r"[\w.]+:[\w.]+", target) and not shows_answers_only(target):
         record = python_engine(target, model, format)
     else:
@@ -84,6 +88,27 @@ def transformers(rest: str, model: Path, format: str) -> Record:
     return lambda prompts, request, new, until=None: record_transformers(
         directory, prompts, request, new, format, padded
     ).content()
+
+
+def this_package(rest: str, model: Path, format: str) -> Record:
+    """In the arithmetic that `rest` names, whatever the format."""
+    numerics = rest or "exact"
+    if numerics not in NAMES:
+        raise RequestError(f"lfm2np:{numerics}: expected one of {', '.join(NAMES)}")
+    loaded = load(model, numerics)
+    computes_in = numerics if numerics in ("float32", "bfloat16") else "float32"
+
+    def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
+        run = RecordedEngine(loaded, prefix_caching=False, max_num_seqs=max(1, len(prompts)))
+        for index, prompt in enumerate(prompts):
+            run.add(str(index), list(prompt), new)
+        run.run()
+        return content_of(run.dump(str(request)), computes_in)
+
+    return record
+
+
+KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "lfm2np": this_package}
 
 
 def python_engine(target: str, model: Path, format: str) -> Record:

@@ -19,7 +19,6 @@ from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn
-from own_recorder import record
 
 from lfm2np.arithmetic.ieee import FLOAT32, Ieee, unchanged
 from lfm2np.arithmetic.matrix import Matrix
@@ -34,6 +33,7 @@ from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.rounded_inputs import rounded
 from lfm2np.oracle.locate.spread import LIMIT, Measured
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=64), "config.json")
 IDS = [int(integer) for integer in np.random.default_rng(4).integers(8, 64, 20)]

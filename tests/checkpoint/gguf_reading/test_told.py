@@ -80,7 +80,7 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(said(capsys, "generate", *arguments, "--max-tokens", "2", "--json"))["model"] == path
     assert json.loads(said(capsys, "score", *arguments, "--json"))["model"] == path
     dump = str(tmp_path / "dump.safetensors")
-    said(capsys, "record", "own_recorder:Own", *arguments, "--max-tokens", "2", "-o", dump)
+    said(capsys, "record", "lfm2np:", *arguments, "--max-tokens", "2", "-o", dump)
     assert "nothing" in said(capsys, "locate", dump, "--model", path).lower()
 
 

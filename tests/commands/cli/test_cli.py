@@ -429,7 +429,7 @@ WRITTEN = {  # a command with what it needs, and its option for a file
     ("vectors verify", "--save"),
     *product(["simulate"], ["--svg", "--out", "--html", "--trace"]),
     *(("compare a b", "--html"), ("rollouts a", "--html"), ("score --merge a", "-o"), ("draw --demo", "-o")),
-    *(("record x:y --prompt-ids 1", "-o"), ("generate --prompt a", "--trace"), ("serve", "--trace")),
+    *(("record lfm2np: --prompt-ids 1", "-o"), ("generate --prompt a", "--trace"), ("serve", "--trace")),
     *(
         ("score --prompt a", "--save"),
         ("vectors make -o a", "--save"),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import Stored, safetensors_bytes, stored
-from own_recorder import record
 
 from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.config_json import load_config
@@ -21,6 +20,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle.judging.emulate import Emulated
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 

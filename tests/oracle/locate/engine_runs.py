@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from dumps import dump_of
-from own_recorder import RecordedEngine
 
 import lfm2np
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine.drafters import ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED, UNTIED, LFM3 = "trained", "torture/biased_two_taps", "torture/all_attention", "lfm3"

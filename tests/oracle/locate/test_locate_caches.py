@@ -32,13 +32,13 @@ from engine_runs import (
     with_wrong_drafts,
 )
 from faults import FAULTS, inject, of_file
-from own_recorder import RecordedEngine, record
 
 from lfm2np.engine.drafters import ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import content_of, parse_dump
 from lfm2np.oracle.locate.locate import Finding
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
 
 pytestmark = pytest.mark.rounding
 

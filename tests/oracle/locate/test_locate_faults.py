@@ -23,11 +23,11 @@ from engine_runs import (
     up_to,
 )
 from faults import FAULTS, inject
-from own_recorder import record
 
 import lfm2np
 from lfm2np.arithmetic import attention
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
 

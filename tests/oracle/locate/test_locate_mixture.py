@@ -14,7 +14,6 @@ import pytest
 from builders import BARE, MIXTURES, PLAIN, SCALED, SPARSE, mixture
 from dumps import Recorded, checkpoint, dump_of, recorded_under, report_of
 from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_neighbours
-from own_recorder import record
 
 import lfm2np
 from lfm2np.arithmetic import numerics_named
@@ -25,6 +24,7 @@ from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
 

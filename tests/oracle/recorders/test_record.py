@@ -37,7 +37,6 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 CONFIG = load_config(TRAINED)
 WRONG = "lfm2np.teaching.tutorial:wrong"
-OWN = "own_recorder:Own"
 
 
 # --- the command
@@ -45,7 +44,7 @@ OWN = "own_recorder:Own"
 
 def test_a_request_of_a_ragged_batch_is_written_with_its_steps(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "dump.safetensors"
-    command = ["record", OWN, "--prompt-ids", "1,17,42", "--prompt-ids", "5 6", "--request", "1"]
+    command = ["record", "lfm2np:", "--prompt-ids", "1,17,42", "--prompt-ids", "5 6", "--request", "1"]
     assert main([*command, "--max-tokens", "3", "-o", str(file)]) == 0
     assert capsys.readouterr().out.startswith(f"{file}: 4 tokens, in steps of 2, 1, 1; ")
     dump = read_dump(file, CONFIG)
@@ -66,12 +65,13 @@ def test_what_is_written_is_described_as_json(tmp_path: Path, capsys: Any) -> No
         (["vllm:", "--prompt-ids", "1"], 2, "'vllm:' can't be recorded: expected transformers:"),
         (["transformers:x.gguf", "--prompt-ids", "1"], 2, "x.gguf: recorded of a checkpoint directory"),
         (["http://127.0.0.1:1", "--prompt-ids", "1"], 2, "can't be recorded"),
-        ([OWN, "--prompt-ids", "1,512"], 2, "512, expected 0 to vocab_size-1=511"),
-        ([OWN, "--prompt-ids", "1,x"], 2, "expected whole numbers"),
-        ([OWN, "--prompt-ids", "1", "--request", "1"], 2, "request 1: expected one of 1, from 0 on"),
-        ([OWN, "--prompt-ids", "1", "--max-tokens", "0"], 2, "max_tokens 0: expected at least 1"),
+        (["lfm2np:float8", "--prompt-ids", "1"], 2, "lfm2np:float8: expected one of"),
+        (["lfm2np:", "--prompt-ids", "1,512"], 2, "512, expected 0 to vocab_size-1=511"),
+        (["lfm2np:", "--prompt-ids", "1,x"], 2, "expected whole numbers"),
+        (["lfm2np:", "--prompt-ids", "1", "--request", "1"], 2, "request 1: expected one of 1, from 0 on"),
+        (["lfm2np:", "--prompt-ids", "1", "--max-tokens", "0"], 2, "max_tokens 0: expected at least 1"),
         (
-            [OWN, "--prompt-ids", ",".join(["1"] * 1024)],
+            ["lfm2np:", "--prompt-ids", ",".join(["1"] * 1024)],
             2,
             "1028 tokens with new ones",
         ),
@@ -101,25 +101,10 @@ def test_a_mixture_is_refused_in_one_line_before_the_engine_is_looked_for(
     assert "a model of type lfm2_moe can't be recorded there" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("engine", "format"), [("Own", "float32"), ("OwnFloat32", "float32"), ("OwnBFloat16", "bfloat16")]
-)
-def test_a_mixture_is_recorded_and_located_by_the_commands(
-    tmp_path: Path, capsys: Any, engine: str, format: str
-) -> None:
+@pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
+def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsys: Any, numerics: str) -> None:
     model, file = str(mixture(PLAIN)), str(tmp_path / "dump.safetensors")
-    command = [
-        "record",
-        f"own_recorder:{engine}",
-        "--format",
-        format,
-        "--model",
-        model,
-        "--prompt-ids",
-        "1,17,42",
-        "--prompt-ids",
-        "5 6",
-    ]
+    command = ["record", f"lfm2np:{numerics}", "--model", model, "--prompt-ids", "1,17,42", "--prompt-ids", "5 6"]
     assert main([*command, "--request", "1", "-o", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["tensors"]["model.layers.1.feed_forward.experts_chosen"] == [5, 2]
@@ -174,7 +159,7 @@ def test_targets_of_other_forms_are_refused(target: str) -> None:
 # --- from verdict to cause
 
 
-def located(model: Model, name: str, cases: tuple[str, ...], target: str = f"{OWN}Float32") -> tuple[Checked, Cause]:
+def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
         collected = send_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
@@ -221,7 +206,7 @@ def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_n
 
 def test_a_right_engine_has_no_cause(model: Model) -> None:
     checked = checked_target(model, Kept("lfm2np.suite.adapters:own", model.path), cases=("short-prompts",))
-    renew = partial(record_of, f"{OWN}Float32", model.path, "float32")
+    renew = partial(record_of, "lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", renew, open_checkpoint(model.path, model.config), model) is None
     assert cause_to_dump(checked, "a server", "", "") is None
 

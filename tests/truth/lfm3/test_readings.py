@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from faults import inject
 from lfm3_models import MODELS
-from own_recorder import record
 
 import lfm2np
 from lfm2np.commands.cli import main
 from lfm2np.oracle.locate.dump import content_of
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.suite.strategies.tiny_models import checkpoint
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]

@@ -1,4 +1,4 @@
-"""This package's own activations under the names that `locate` reads: what its tests put faults in.
+"""lfm2np's own activations under the names that `locate` reads: an example of a dump, and what its tests put faults in.
 
 The network itself runs, reference.py's or the engine's; only its arithmetic is wrapped. Which tensor an operation makes
 is told from the matrix of the last product: that stays right where a fault leaves a norm or a sum out, or adds one.
@@ -25,7 +25,6 @@ from lfm2np.arithmetic.ieee import Ieee
 from lfm2np.arithmetic.matrix import AttentionScale, Matrix
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
-from lfm2np.engine.loading import load
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sequence import sample_name
@@ -224,14 +223,14 @@ class RecordedEngine:
         while self.engine.has_unfinished:
             self.finished |= {output.request_id: output for output in self.engine.step() if output.finished}
 
-    def dump(self, request_id: str, index: int = 0, recorder: Recorder | None = None) -> Dump:
+    def dump(self, request_id: str, index: int = 0) -> Dump:
         """Of a finished request the tokens that went through the network, their rows, and its steps."""
         output = self.finished[request_id]
         (sample,) = (sample for sample in output.outputs if sample.index == index)
         ids, name = (*output.prompt_token_ids, *sample.token_ids)[:-1], sample_name(request_id, index)
         lines = [json.loads(line) for line in self._trace.getvalue().splitlines()]
         plans = [line["plan"]["scheduled"] for line in lines if line["kind"] == "step" and line["plan"]["scheduled"]]
-        recorder = recorder or Recorder()
+        recorder = Recorder()
         for number, scheduled in enumerate(plans):
             row = 0
             for place, entry in enumerate(scheduled):
@@ -261,27 +260,3 @@ class RecordedEngine:
             first, end = max(0, start + 1 - window) - freed, end - freed
         rows, early = found[max(0, first) : end], max(0, -first)
         return np.pad(rows, [(early, end - first - early - len(rows)), (0, 0)], constant_values=np.nan)
-
-
-class Own:
-    """A factory of `lfm2np record` and `--locate`: requests run together, in the arithmetic that a subclass names."""
-
-    numerics = "exact"
-
-    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
-        self.model = load(model, self.numerics)
-
-    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
-        run = RecordedEngine(self.model, prefix_caching=False, max_num_seqs=len(prompts))
-        for index, prompt in enumerate(prompts):
-            run.add(str(index), prompt, max_tokens)
-        run.run()
-        run.dump(str(request), recorder=recorder)
-
-
-class OwnFloat32(Own):
-    numerics = "float32"
-
-
-class OwnBFloat16(Own):
-    numerics = "bfloat16"
