@@ -28,7 +28,7 @@ from lfm2np.oracle.engines.records_json import (
     request_as_json,
     request_from_json,
 )
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
+from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.values import same, show
 from scheduler.checksum import FIELD, damage, sealed
 
@@ -156,7 +156,7 @@ class FileTarget:
     def pairs(self) -> list[Pair]:
         return self._read().pairs()
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         recorded = {request_text(request): answer for request, answer in self._read().pairs()}
         none = failed("not recorded")
         return Played(

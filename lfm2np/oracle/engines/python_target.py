@@ -24,11 +24,9 @@ from lfm2np.oracle.engines.target import (
     LEAK,
     Abilities,
     Answers,
-    Arrived,
     Played,
     TargetError,
     Trouble,
-    ignored,
     in_flight,
     play_in_rounds,
 )
@@ -80,18 +78,18 @@ class PythonTarget:
             self._abilities = self._probed()
         return self._abilities
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         """At most `at_once` together. A trace of more tokens than the engine takes in a step goes to one that is made
         with larger steps, if it heeds that hint."""
         steps = max((int(request.tags.get(STEP, 0)) for request in trace.requests), default=0)
         if steps and self._large is not None:
-            return self._large.play(trace, arrived)
+            return self._large.play(trace)
         if steps and not self._sizes.get(BUDGET) and BUDGET not in lacking(self._live()):
             self.close()  # two may not fit into memory
             self._large = PythonTarget(self._factory, self._model, {**self._sizes, BUDGET: steps}, self._at_once)
-            return self._large.play(trace, arrived)
+            return self._large.play(trace)
         self._close_large()
-        return self._played(trace, self.probe(), arrived)
+        return self._played(trace, self.probe())
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
@@ -123,7 +121,7 @@ class PythonTarget:
     def _probed(self) -> Abilities:
         request = greedy("probe", (0, 1), 2, prompt_logprobs=0)
         for self._accepted in (OPTIONS, OPTIONS[:1], ()):
-            ((answer,),) = self._played(Trace((request,)), Abilities(self._name), ignored).answers
+            ((answer,),) = self._played(Trace((request,)), Abilities(self._name)).answers
             if answer.error is None:
                 break
         else:
@@ -147,19 +145,14 @@ class PythonTarget:
             longest=sizes.get("max_model_len"),
         )
 
-    def _played(self, trace: Trace, abilities: Abilities, arrived: Arrived) -> Played:
+    def _played(self, trace: Trace, abilities: Abilities) -> Played:
         """Errors of the engine become answers; those of its factory are raised."""
         engine = self._live()
         if not self._has_steps:
-            return play_in_rounds(trace, abilities, self._generated, arrived)
-
-        def finished(index: int, answers: Answers) -> None:
-            if not self._needs_score(trace.requests[index], answers):  # score() waits until nothing runs
-                arrived(index, answers)
-
+            return play_in_rounds(trace, abilities, self._generated)
         requests = [self._for_engine(request) for request in trace.requests]
         before = counters(engine)
-        run = StepRun(engine, requests, abilities.at_once, answers_of, finished)
+        run = StepRun(engine, requests, abilities.at_once, answers_of)
         answers = tuple(run.answers())
         if run.is_spoilt:
             self._engine = None
@@ -175,7 +168,7 @@ class PythonTarget:
         salt = name if request.cold and "salts" not in lacking(self._live()) else request.cache_salt
         return changed(request, request_id=name, cache_salt=salt, **refused)
 
-    def _generated(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
+    def _generated(self, requests: Sequence[Request]) -> list[Answers]:
         """By generate(). If that raises, each is sent alone, to learn which it can't take, then the rest again."""
         answers = self._generated_once(requests)
         if not isinstance(answers, str):

@@ -19,7 +19,7 @@ from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, T
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
 from lfm2np.oracle.engines.records_json import parse_line
-from lfm2np.oracle.engines.target import LEAK, Answers, Arrived, Played, TargetError, Trouble, ignored
+from lfm2np.oracle.engines.target import LEAK, Answers, Played, TargetError, Trouble
 
 HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
@@ -109,9 +109,9 @@ class WatchedServer(HttpTarget):
         """What is sent for the request."""
         return super().body(self.with_text(request))
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         before, held = self.watcher.metrics(), self.watcher.held()
-        answers, trouble = self._server_trouble(super().play(trace, arrived).answers, held)
+        answers, trouble = self._server_trouble(super().play(trace).answers, held)
         after = self.watcher.metrics() if trouble is None else {}
         cached = sum(float(some[0].cached_tokens) for some in answers if some[0].cached_tokens)
         return Played(answers, trouble, {**counted(before, after), "cached prompt tokens": cached})

@@ -11,7 +11,7 @@ from served_here import model
 
 import lfm2np
 from lfm2np.oracle.engines.records import DEAD, FAILED, HANG, Answer, Trace, failed, greedy
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
+from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.suite.fuzz.campaign import (
     BATCH,
     FIRST_REPLAYS,
@@ -40,7 +40,7 @@ class Scripted:
     def probe(self) -> Abilities:
         raise AssertionError("it is not asked")
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         self.played.append(trace)
         first = self.says(trace) or Answer()
         return Played(((first,), *((Answer(),) for _ in trace.requests[1:])), None, self.counters)

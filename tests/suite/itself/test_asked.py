@@ -9,7 +9,7 @@ from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.records import BROKEN, DEAD, REFUSED, Answer, Trace, failed
-from lfm2np.oracle.engines.target import Arrived, Played, TargetError, Trouble, ignored
+from lfm2np.oracle.engines.target import Played, TargetError, Trouble
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking
@@ -205,7 +205,7 @@ class Poisoned(Pretend):
 
     is_broken = False
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         if self.is_broken:
             return Played(((failed("HTTP 500"),),) * len(trace.requests))
         self.is_broken = len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
@@ -224,7 +224,7 @@ def gone(trace: Trace) -> Played:
 
 
 class DiesInABatch(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         if len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests):
             return gone(trace)
         return super().play(trace)
@@ -247,12 +247,12 @@ def test_relations_after_the_time_are_not_begun() -> None:
 
 
 class Silent(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         return Played(((failed("HTTP 400: no", REFUSED),),) * len(trace.requests))
 
 
 class Choosy(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         pairs = zip(trace.requests, super().play(trace).answers, strict=True)
         refused = (failed("HTTP 500"),)
         return Played(tuple(refused if len(sent.prompt_token_ids) == 1 else answers for sent, answers in pairs))
@@ -269,7 +269,7 @@ def test_a_question_that_is_not_answered_alone_is_said() -> None:
 
 
 class Narrow(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         pairs = zip(trace.requests, super().play(trace).answers, strict=True)
         answers = (
             answers if sent.num_tokens <= 40 else (failed(f"prompt {list(sent.prompt_token_ids)} is too long"),)
@@ -286,7 +286,7 @@ def test_a_question_that_is_too_long_is_said_in_one_short_line_with_the_option()
 
 
 class Mortal(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         if any(sent.streamed for sent in trace.requests):
             return gone(trace)
         return super().play(trace)
@@ -303,7 +303,7 @@ def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() ->
 
 
 class Gone(Pretend):
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         return gone(trace)
 
 
@@ -317,7 +317,7 @@ def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_
 class Short(Pretend):
     """As an engine in Python does: a request that is too long ends when it is added."""
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         refused = (replace(failed("RequestError: too long"), sent=3.0, ended=3.0),)
         pairs = zip(trace.requests, super().play(trace).answers, strict=True)
         return Played(tuple(refused if len(sent.prompt_token_ids) > 45 else answers for sent, answers in pairs))

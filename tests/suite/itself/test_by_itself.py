@@ -9,7 +9,7 @@ import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.oracle.engines.records import DEAD, HANG, Answer, Trace, changed, failed, greedy
-from lfm2np.oracle.engines.target import LEAK, Arrived, Played, Trouble, ignored
+from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.draw_traces import Around
 from lfm2np.suite.itself.by_itself import ByItself, alone
@@ -85,7 +85,7 @@ def test_troubles_come_first() -> None:
 
 def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
     class Hangs(Pretend):
-        def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        def play(self, trace: Trace) -> Played:
             hung = (failed("no complete answer", HANG),)
             pairs = zip(trace.requests, super().play(trace).answers, strict=True)
             return Played(tuple(hung if sent.is_scored else answers for sent, answers in pairs))
