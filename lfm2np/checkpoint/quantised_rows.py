@@ -33,12 +33,6 @@ class QuantisedRows:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.by_field.values())
 
-    @property
-    def form(self) -> tuple[object, ...]:
-        """What the bytes of the arrays alone do not tell: two of one form are equal if these are."""
-        arrays = self.by_field
-        return (self.shape, *(each.name if each.name in arrays else getattr(self, each.name) for each in fields(self)))
-
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from lfm2np.truth.integers import Weights
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+PARTS: dict[str, np.dtype[Any]] = {  # of what makes a quantised matrix in safetensors
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
+}
+ALL_DTYPES = DTYPES | PARTS
 CHUNK = 2**20  # elements looked at together: keeps temporaries small
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 

@@ -14,7 +14,7 @@ from builders import Stored, raw_mixture, safetensors_bytes, stored, stored_weig
 
 from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.layout import FUSED
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
@@ -199,19 +199,19 @@ REFUSED: list[tuple[list[Change], str]] = [
     ([without(DENSE + "w1.weight")], f"missing 1 of the 51 tensors: {DENSE}w1.weight"),
     (
         [lambda t: fused(t, keep=True)],
-        f"{GATE_UP} stands beside {EXPERTS}0.w1.weight, expected the experts fused or one tensor each",
+        f"12 unexpected beside the 41 tensors: {EXPERTS}0.w1.weight, ",
     ),
     (
         [fused, put(EXPERTS + "7.w2.weight", np.ones((16, 6)))],
-        f"1 unexpected beside the 51 tensors: {EXPERTS}7.w2.weight",
+        f"1 unexpected beside the 41 tensors: {EXPERTS}7.w2.weight",
     ),
     (
         [fused, without(DOWN)],
-        f"missing {DOWN}, expected (4, 16, 6) from num_experts=4, hidden_size=16, moe_intermediate_size=6 beside ",
+        f"missing 1 of the 41 tensors: {DOWN} (the first of shape (4, 16, 6); ",
     ),
     (
         [fused, without(GATE_UP)],
-        f"missing {GATE_UP}, expected (4, 12, 16) from num_experts=4, 2*moe_intermediate_size=12, hidden_size=16",
+        f"missing 1 of the 41 tensors: {GATE_UP} (the first of shape (4, 12, 16); ",
     ),
     (
         [fused, put(GATE_UP, np.ones((5, 12, 16)))],

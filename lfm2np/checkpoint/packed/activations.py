@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lfm2np.checkpoint.packed.compressed import class_of, input_scale
-from lfm2np.checkpoint.packed.matrix_parts import matrices
+from lfm2np.checkpoint.packed.matrix_parts import modules
 from lfm2np.checkpoint.packed.settings import CompressedSettings
-from lfm2np.checkpoint.plain import under_our_names
-from lfm2np.checkpoint.tensors import ALL_DTYPES, settings_in
+from lfm2np.checkpoint.plain import language_part
+from lfm2np.checkpoint.tensors import settings_in
 from lfm2np.truth.config import ModelConfig
 
 
@@ -47,9 +47,9 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
     settings = settings_in(path) if path.is_dir() else None
     if not isinstance(settings, CompressedSettings) or not any(each.inputs for each in settings.schemes):
         return {}
-    tensors, source = under_our_names(path, config, ALL_DTYPES)
+    tensors, source = language_part(path)
     roundings = {}
-    for name, parts, _ in matrices(tensors, config, source):
+    for name, parts, _ in modules(tensors, config, source):
         scheme = settings.of(parts.names, class_of(parts.name))
         if scheme is not None and scheme.inputs is not None and "weight_scale" in parts:
             inputs = scheme.inputs

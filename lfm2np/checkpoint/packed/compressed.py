@@ -15,7 +15,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import origins_of
 from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, packed_dim
 from lfm2np.checkpoint.packed.rows import PackedRows, numbers, unpacked
 from lfm2np.checkpoint.packed.settings import Args, CompressedSettings, Scheme
@@ -30,6 +29,8 @@ def class_of(module: str) -> str:
 
 def read_matrix(parts: Parts, dims: Dims, settings: CompressedSettings) -> StoredTensor | None:
     """None of a module that is not quantised. CheckpointError names the file, the tensor and the key."""
+    if len(dims) != 2:
+        return None
     names, kind = parts.names, class_of(parts.name)
     scheme = settings.of(names, kind)
     if scheme is None:
@@ -51,7 +52,7 @@ def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
         stored = parts.take("weight_packed", f"format={scheme.format}", ("I32",), (rows, words))
         told = parts.take("weight_shape", "format=pack-quantized", INTEGERS, ((2, "dimensions of a matrix"),))
         if (shape := tuple(told.array.tolist())) != (rows[0], columns[0]):
-            raise told.wrong(f"{shape}, expected {(rows[0], columns[0])} from {origins_of(dims)}")
+            raise told.wrong(f"{shape}, expected {(rows[0], columns[0])} from {rows[1]} and {columns[1]}")
     else:
         stored = parts.take("weight", f"{form.key}.type", ("F8_E4M3",) if form.is_float else ("I8",), dims)
     grouped = _scale_dims(parts, dims, form)
