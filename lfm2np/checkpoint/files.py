@@ -83,9 +83,9 @@ def config_file(path: Path) -> Path:
 
 
 def weight_files(path: Path) -> list[str]:
-    """The GGUF and its splits; or as tensors.py chooses them: the single file, else the index and its shards."""
+    """The GGUF; or as plain.py chooses them: the single file, else the index and its shards."""
     if is_gguf(path):
-        return [split.name for split in open_container(path).paths]
+        return [path.name]
     if is_present(path / SINGLE, CheckpointError):
         return [SINGLE]
     return [INDEX, *sorted(set(read_weight_map(path / INDEX).values()))]

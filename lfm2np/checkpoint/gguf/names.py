@@ -67,7 +67,7 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
     for name, dims in layout_of(config).items():
         by_key = tuple((size, spelled(origin)) for size, origin in dims)
         plan[name] = _place_in(container, name, config), by_key
-    return collected(container.tensors, plan, config, str(container.paths[0]), spelled)
+    return collected(container.tensors, plan, config, str(container.path), spelled)
 
 
 def _place_in(container: Container, name: str, config: ModelConfig) -> Place:

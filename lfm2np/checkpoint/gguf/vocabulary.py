@@ -78,7 +78,7 @@ def tokenizer_json(container: Container, config: ModelConfig) -> str:
 
 def template_of(container: Container) -> tuple[str, str] | None:
     """The chat template and where it stands; None if there is none."""
-    template, source = container.keys.get(TEMPLATE), f"{container.paths[0]}: {TEMPLATE}"
+    template, source = container.keys.get(TEMPLATE), f"{container.path}: {TEMPLATE}"
     if template is None:
         return None
     if template.kind != "string" or not _is_text(template.value):
