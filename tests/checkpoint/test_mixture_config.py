@@ -170,7 +170,7 @@ REFUSALS = [
         {"block_ffn_dim_multiplier": 2.0},
         "block_ffn_dim_multiplier: 2.0 is not implemented, expected null or no such key in an lfm2_moe",
     ),
-    ({"layer_types": None}, "layer_types: absent, expected a list of layer types (lfm2_moe has no default)"),
+    ({"layer_types": None}, "layer_types: null, expected a list of layer types (lfm2_moe has no default)"),
     ({"theta": 5e6}, "theta: 5000000.0, expected rope_theta=1000000.0"),
     (
         {"num_experts": 1024, "num_hidden_layers": 1024, "layer_types": ["conv"] * 1024},
