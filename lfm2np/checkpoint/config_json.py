@@ -154,16 +154,10 @@ READ = {  # all keys that count
 WORDS = """
     initializer_range block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
     attention_dropout hidden_dropout dropout router_aux_loss_coef output_router_logits gradient_checkpointing
-    unsloth_fixed unsloth_version
-    _name_or_path name_or_path transformers_version _attn_implementation_autoset torchscript _attn_implementation
-    attn_implementation _experts_implementation use_cache return_dict output_attentions output_hidden_states
-    chunk_size_feed_forward problem_type id2label label2id tokenizer_class prefix task_specific_params finetuning_task
-    pruned_heads tf_legacy_loss use_bfloat16 add_cross_attention cross_attention_hidden_size is_decoder
-    tie_encoder_decoder decoder_start_token_id sep_token_id image_token_id
-    do_sample temperature top_k top_p typical_p min_length max_length num_beams num_beam_groups diversity_penalty
-    repetition_penalty length_penalty early_stopping no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    unsloth_fixed unsloth_version _name_or_path name_or_path transformers_version _attn_implementation_autoset
+    _attn_implementation attn_implementation _experts_implementation use_cache tokenizer_class is_decoder
+    output_attentions output_hidden_states return_dict id2label label2id problem_type torchscript image_token_id
+    do_sample temperature top_k top_p min_length max_length repetition_penalty sep_token_id pruned_heads
     """
 IGNORED = frozenset(WORDS.split())  # say nothing of the network: how weights were drawn, training, classes, generation
 

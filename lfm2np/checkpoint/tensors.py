@@ -9,7 +9,7 @@ from pathlib import Path
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
 from lfm2np.checkpoint.names import PREFIXES
 from lfm2np.checkpoint.packed import auto, compressed, mlx
-from lfm2np.checkpoint.packed.matrix_parts import with_matrices
+from lfm2np.checkpoint.packed.matrix_parts import Read, modules, with_matrices
 from lfm2np.checkpoint.packed.settings import AutoSettings, CompressedSettings, MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.plain import language_part, selected
 from lfm2np.checkpoint.stored import StoredTensor
@@ -29,12 +29,14 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
         tensors, source = language_part(directory)
         if isinstance(settings, MlxSettings):
             mlx.require_modules(tensors, config, settings, source)
-            tensors = with_matrices(tensors, config, source, partial(mlx.read_matrix, settings=settings))
+            read: Read = partial(mlx.read_matrix, settings=settings)
         elif isinstance(settings, CompressedSettings):
-            tensors = with_matrices(tensors, config, source, partial(compressed.read_matrix, settings=settings))
+            read = partial(compressed.read_matrix, settings=settings)
         elif isinstance(settings, AutoSettings):
-            tensors = with_matrices(tensors, config, source, partial(auto.read_matrix, settings=settings))
-        return selected(tensors, config, source)
+            read = partial(auto.read_matrix, settings=settings)
+        else:
+            return selected(tensors, config, source)
+        return selected(with_matrices(tensors, source, config, read), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
 
@@ -52,3 +54,20 @@ def settings_in(directory: Path) -> Settings | None:
         kept = {name: form for name, form in settings.modules.items() if f"{name}.".startswith(tuple(PREFIXES))}
         return replace(settings, modules=kept)
     return settings
+
+
+def input_roundings(path: Path, config: ModelConfig) -> dict[str, compressed.InputRounding]:
+    """By our name of a product's weights; empty of a checkpoint that does not say so, as all other kinds.
+
+    Products that an engine makes one of several (q, k, v) may have different static scales: vLLM takes the largest.
+    ConfigError or CheckpointError names the file.
+    """
+    settings = settings_in(path) if path.is_dir() else None
+    if not isinstance(settings, CompressedSettings) or not any(scheme.inputs for scheme in settings.schemes):
+        return {}
+    roundings = {}
+    for name, parts, _ in modules(*language_part(path), config):
+        scheme = settings.of(parts.names, compressed.class_of(parts.name))
+        if scheme is not None and scheme.inputs is not None and "weight_scale" in parts:
+            roundings[name] = compressed.rounding_of_inputs(parts, scheme.inputs)
+    return roundings

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.quantised_rows import QuantisedRows
+from lfm2np.checkpoint.stored import QuantisedRows
 from lfm2np.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]

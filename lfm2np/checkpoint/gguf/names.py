@@ -42,19 +42,16 @@ IN_A_LAYER = {
     "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
     "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
 }
-LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
-EXPERT = re.compile(r"(feed_forward\.experts)\.([0-9]+)\.(.+)")
+LAYER = re.compile(r"model\.layers\.([0-9]+)\.(?:(feed_forward\.experts\.)([0-9]+)\.)?(.+)")
 
 
 def place_of(name: str) -> Place:
-    if name in TOP:
-        return Place(TOP[name])
     layer = LAYER.fullmatch(name)
-    assert layer is not None, name
-    if expert := EXPERT.fullmatch(layer[2]):
-        return Place(f"blk.{layer[1]}.{IN_A_LAYER[f'{expert[1]}.{expert[3]}']}", int(expert[2]))
-    axes = (0, 2) if layer[2] == "conv.conv.weight" else None
-    return Place(f"blk.{layer[1]}.{IN_A_LAYER[layer[2]]}", axes=axes)
+    if layer is None:
+        return Place(TOP[name])
+    number, folder, expert, part = layer.groups(default="")
+    axes = (0, 2) if part == "conv.conv.weight" else None
+    return Place(f"blk.{number}.{IN_A_LAYER[folder + part]}", int(expert) if expert else None, axes=axes)
 
 
 def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:

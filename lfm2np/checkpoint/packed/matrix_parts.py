@@ -67,7 +67,7 @@ class Parts:
         return CheckpointError(f"{self.source}: {self.called(part)}: {text}")
 
 
-def modules(tensors: Mapping[str, StoredTensor], config: ModelConfig, source: str) -> Iterator[tuple[str, Parts, Dims]]:
+def modules(tensors: Mapping[str, StoredTensor], source: str, config: ModelConfig) -> Iterator[tuple[str, Parts, Dims]]:
     """Of each module with a weight in the file: our name of that (the first of several), its parts, its dimensions."""
     called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
     seen, experts = set[str](), experts_of(config)
@@ -78,15 +78,15 @@ def modules(tensors: Mapping[str, StoredTensor], config: ModelConfig, source: st
             yield name, Parts(tensors, module, called.get(module, module), source), whole_dims(place, dims, experts)
 
 
+Read = Callable[[Parts, Dims], StoredTensor | None]
+
+
 def with_matrices(
-    tensors: Mapping[str, StoredTensor],
-    config: ModelConfig,
-    source: str,
-    read: Callable[[Parts, Dims], StoredTensor | None],
+    tensors: Mapping[str, StoredTensor], source: str, config: ModelConfig, read: Read
 ) -> dict[str, StoredTensor]:
     """With one tensor for the parts of each matrix that `read` puts together; it returns None for what is plain."""
     joined = dict(tensors)
-    for _, parts, dims in modules(tensors, config, source):
+    for _, parts, dims in modules(tensors, source, config):
         matrix = read(parts, dims)
         if matrix is not None:
             for used in parts.used:

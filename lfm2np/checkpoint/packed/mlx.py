@@ -24,7 +24,7 @@ def require_modules(
     tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: MlxSettings, source: str
 ) -> None:
     """ConfigError for settings of a module that the model does not have."""
-    known = {name for _, parts, _ in modules(tensors, config, source) for name in parts.names}
+    known = {name for _, parts, _ in modules(tensors, source, config) for name in parts.names}
     for path in sorted(settings.modules.keys() - known)[:1]:
         raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
 

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.quantised_rows import Array, QuantisedRows
+from lfm2np.checkpoint.stored import Array, QuantisedRows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53

@@ -12,8 +12,8 @@ from mlx_files import config_of, raw_of, write
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.truth.layers import expected_tensors
 
 PROMPT = [1, 7, 12, 3, 30, 21]

@@ -16,9 +16,10 @@ from mlx_files import config_of, raw_of, write
 import lfm2np
 from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.packed.compressed import InputRounding
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.commands.cli import main
 from lfm2np.truth.layers import expected_tensors
 

@@ -22,9 +22,8 @@ from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.names import in_file
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import DTYPES, widen
-from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.tensors import input_roundings, open_checkpoint
 from lfm2np.commands.cli import main
 from lfm2np.suite.strategies.tiny_models import TinyModel, raw_config
 from lfm2np.truth.config import ModelConfig

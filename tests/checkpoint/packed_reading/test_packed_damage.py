@@ -21,8 +21,8 @@ from mlx_files import config_of, raw_of, write
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import require_finite
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import CheckpointError, ConfigError
 
 OUT, IN = "model.layers.0.conv.out_proj", "model.layers.0.conv.in_proj"
