@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from lfm2np.checkpoint.config_json import is_vision_language
 from lfm2np.checkpoint.layout import collected
 from lfm2np.checkpoint.names import language_tensors, plan_of
-from lfm2np.checkpoint.stored import ALL_DTYPES, CHUNK, Array, StoredTensor
+from lfm2np.checkpoint.stored import CHUNK, DTYPES, PARTS, Array, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
@@ -162,8 +162,8 @@ def _tensor(path: Path, name: str, fields: object, data: Array) -> StoredTensor:
     dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
-    if dtype not in ALL_DTYPES:
-        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(ALL_DTYPES)}")
-    if end - begin != math.prod(shape) * ALL_DTYPES[dtype].itemsize or not 0 <= begin <= end <= len(data):
+    if dtype not in (known := DTYPES | PARTS):
+        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(known)}")
+    if end - begin != math.prod(shape) * known[dtype].itemsize or not 0 <= begin <= end <= len(data):
         raise CheckpointError(f"{path}: {plain(name)}: bytes {begin} to {end} do not hold {dtype} of shape {shape}")
-    return StoredTensor(name, dtype, data[begin:end].view(ALL_DTYPES[dtype]).reshape(shape), str(path))
+    return StoredTensor(name, dtype, data[begin:end].view(known[dtype]).reshape(shape), str(path))

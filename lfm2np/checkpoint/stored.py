@@ -25,7 +25,6 @@ PARTS: dict[str, np.dtype[Any]] = {  # of what makes a quantised matrix in safet
     "U8": np.dtype("u1"),
     "F8_E4M3": np.dtype("u1"),
 }
-ALL_DTYPES = DTYPES | PARTS
 CHUNK = 2**20  # elements looked at together: keeps temporaries small
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 
