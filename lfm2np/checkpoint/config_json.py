@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
+from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config import (
     ATTENTION,
@@ -242,7 +242,7 @@ def _require_known(raw: _Raw) -> None:
         allowed = by_type[MODEL_TYPES.index(str(model_type))]
         if allowed is not ANY and key in raw:
             expected = f"{show_json(allowed[0])} or no such key in an {model_type}"
-            require_done(any(same(raw[key], value) for value in allowed), key, raw[key], expected)
+            require(any(same(raw[key], value) for value in allowed), key, raw[key], expected)
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
         require(isinstance(raw.get(key), str | None), key, raw.get(key), "a string or null")
 
@@ -352,9 +352,9 @@ def _rotation(key: str, entry: object, labels: tuple[str, ...], theta: object = 
     for name in entry.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}:
         raise ConfigError(f"{key}.{show_json(name)}: not a parameter of {' or '.join(labels)} rotations")
     for name in ("type", "rope_type"):
-        require_done(entry.get(name, labels[0]) in labels, f"{key}.{name}", entry.get(name), " or ".join(labels))
+        require(entry.get(name, labels[0]) in labels, f"{key}.{name}", entry.get(name), " or ".join(labels))
     is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
-    require_done(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
+    require(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
     factor = entry.get("partial_rotary_factor")
     with naming(key, joint="."):
         share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)

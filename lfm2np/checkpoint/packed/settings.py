@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import naming, require, require_done
+from lfm2np.checkpoint.strict_json import naming, require
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config_values import SIZES
 from lfm2np.values import plain, show_json
@@ -326,6 +326,6 @@ def settings_of(raw: Raw, source: str) -> Settings | None:
         if raw.get(COPY) is None:
             return None
         method = Keys(raw[COPY], COPY).left.get("quant_method")
-        require_done(method in tuple(METHODS), f"{COPY}.quant_method", method, f"one of {', '.join(METHODS)}")
+        require(method in tuple(METHODS), f"{COPY}.quant_method", method, f"one of {', '.join(METHODS)}")
         with naming(COPY, joint="."):
             return METHODS[str(method)](raw[COPY])  # type: ignore[arg-type]
