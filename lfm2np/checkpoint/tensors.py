@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,19 @@ from pathlib import Path
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
 from lfm2np.checkpoint.names import PREFIXES
 from lfm2np.checkpoint.packed import auto, compressed, mlx
-from lfm2np.checkpoint.packed.matrix_parts import Read, modules, with_matrices
+from lfm2np.checkpoint.packed.matrix_parts import modules, with_matrices
 from lfm2np.checkpoint.packed.settings import AutoSettings, CompressedSettings, MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.plain import language_part, selected
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
+
+READERS: dict[type[Settings], Callable[..., StoredTensor | None]] = {
+    MlxSettings: mlx.read_matrix,
+    CompressedSettings: compressed.read_matrix,
+    AutoSettings: auto.read_matrix,
+}
 
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
@@ -29,14 +36,10 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
         tensors, source = language_part(directory)
         if isinstance(settings, MlxSettings):
             mlx.require_modules(tensors, config, settings, source)
-            read: Read = partial(mlx.read_matrix, settings=settings)
-        elif isinstance(settings, CompressedSettings):
-            read = partial(compressed.read_matrix, settings=settings)
-        elif isinstance(settings, AutoSettings):
-            read = partial(auto.read_matrix, settings=settings)
-        else:
-            return selected(tensors, config, source)
-        return selected(with_matrices(tensors, source, config, read), config, source)
+        if settings is not None:
+            read = partial(READERS[type(settings)], settings=settings)
+            tensors = with_matrices(tensors, source, config, read)
+        return selected(tensors, config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
 

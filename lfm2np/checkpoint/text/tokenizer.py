@@ -91,9 +91,7 @@ class Tokenizer:
 
         Raises RequestError for text with a lone surrogate, which has no UTF-8.
         """
-        require_text(text, "text")
-        self._require_room(text, "text")
-        ids = self._ids(text, add_special_tokens=True)
+        ids = self._ids_of(text, "text", add_special_tokens=True)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -107,9 +105,7 @@ class Tokenizer:
         The template writes the BOS, so the post-processor must not: a doubled BOS is a classic bug (vLLM issue 16081,
         SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
         """
-        text = self.render_chat(messages)
-        self._require_room(text, "messages")
-        ids = self._ids(text, add_special_tokens=False)
+        ids = self._ids_of(self.render_chat(messages), "messages", add_special_tokens=False)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -119,9 +115,7 @@ class Tokenizer:
 
     def encode_more(self, text: str) -> list[int]:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
-        require_text(text, "text")
-        self._require_room(text, "text")
-        return self._ids(text, add_special_tokens=False)
+        return self._ids_of(text, "text", add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that `encode_chat` tokenises."""
@@ -171,14 +165,16 @@ class Tokenizer:
     def _run(self, call: Callable[[], T]) -> T:
         return guarded(call, self._source)
 
-    def _require_room(self, text: str, name: str) -> None:
+    def _ids_of(self, text: str, name: str, add_special_tokens: bool) -> list[int]:
         """RequestError for text that no choice of tokens fits into the context: tokenising it would take minutes."""
+        require_text(text, name)
         most = self.most_characters
         if len(text) > most:
             raise RequestError(
                 f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "
                 f"tokens of at most {self._longest_token}"
             )
+        return self._ids(text, add_special_tokens)
 
 
 class TextStream:
