@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import OLD_350M, raw_config, raw_mixture, tiny_config
@@ -23,28 +24,17 @@ THIRTY = [2, 5, 9, 13, 17, 21, 24, 27]
 FOURTEEN = [2, 4, 6, 8, 10, 12]
 PUBLISHED = [
     # hidden, heads, kv heads, layers, attention layers, raw width, adjust, effective width, parameters
-    pytest.param(1024, 16, 8, 16, SIXTEEN, 6656, True, 4608, 354_483_968, id="LFM2-350M"),
-    pytest.param(1536, 24, 8, 16, SIXTEEN, 10240, True, 6912, 742_489_344, id="LFM2-700M"),
-    pytest.param(2048, 32, 8, 16, SIXTEEN, 12288, True, 8192, 1_170_340_608, id="LFM2-1.2B"),
-    pytest.param(2048, 32, 8, 30, THIRTY, 10752, False, 10752, 2_569_272_320, id="LFM2-2.6B"),
-    pytest.param(1024, 16, 8, 14, FOURTEEN, 2560, False, 2560, 229_693_184, id="LFM2.5-230M"),
+    pytest.param((1024, 16, 8, 16, SIXTEEN, 6656, True, 4608, 354_483_968), id="LFM2-350M"),
+    pytest.param((1536, 24, 8, 16, SIXTEEN, 10240, True, 6912, 742_489_344), id="LFM2-700M"),
+    pytest.param((2048, 32, 8, 16, SIXTEEN, 12288, True, 8192, 1_170_340_608), id="LFM2-1.2B"),
+    pytest.param((2048, 32, 8, 30, THIRTY, 10752, False, 10752, 2_569_272_320), id="LFM2-2.6B"),
+    pytest.param((1024, 16, 8, 14, FOURTEEN, 2560, False, 2560, 229_693_184), id="LFM2.5-230M"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("hidden", "heads", "kv", "layers", "attention", "raw_width", "adjust", "width", "count"), PUBLISHED
-)
-def test_published_models_have_their_effective_width_and_parameter_count(
-    hidden: int,
-    heads: int,
-    kv: int,
-    layers: int,
-    attention: list[int],
-    raw_width: int,
-    adjust: bool,
-    width: int,
-    count: int,
-) -> None:
+@pytest.mark.parametrize("published", PUBLISHED)
+def test_published_models_have_their_effective_width_and_parameter_count(published: tuple[Any, ...]) -> None:
+    hidden, heads, kv, layers, attention, raw_width, adjust, width, count = published
     raw = {
         "model_type": "lfm2",
         "hidden_size": hidden,

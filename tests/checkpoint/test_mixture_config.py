@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import raw_config, raw_mixture
@@ -18,26 +19,15 @@ EVERY_FOURTH = list(range(2, 40, 4))
 A1B = [2, 6, 10, 14, 18, 21]
 PUBLISHED = [
     # layers, attention layers, dense width, experts, their width, vocabulary, theta; parameters, those of one token
-    pytest.param(24, A1B, 7168, 32, 1792, 65536, 1e6, 8_339_929_856, 1_557_740_288, id="LFM2-8B-A1B"),
-    pytest.param(24, A1B, 7168, 32, 1792, 128000, 5e6, 8_467_856_128, 1_685_666_560, id="LFM2.5-8B-A1B"),
-    pytest.param(40, EVERY_FOURTH, 11776, 64, 1536, 65536, 1e6, 23_843_659_008, 2_326_879_488, id="LFM2-24B-A2B"),
+    pytest.param((24, A1B, 7168, 32, 1792, 65536, 1e6, 8_339_929_856, 1_557_740_288), id="LFM2-8B-A1B"),
+    pytest.param((24, A1B, 7168, 32, 1792, 128000, 5e6, 8_467_856_128, 1_685_666_560), id="LFM2.5-8B-A1B"),
+    pytest.param((40, EVERY_FOURTH, 11776, 64, 1536, 65536, 1e6, 23_843_659_008, 2_326_879_488), id="LFM2-24B-A2B"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("layers", "attention", "width", "experts", "inner", "vocabulary", "theta", "count", "active"), PUBLISHED
-)
-def test_published_models_have_their_parameter_count(
-    layers: int,
-    attention: list[int],
-    width: int,
-    experts: int,
-    inner: int,
-    vocabulary: int,
-    theta: float,
-    count: int,
-    active: int,
-) -> None:
+@pytest.mark.parametrize("published", PUBLISHED)
+def test_published_models_have_their_parameter_count(published: tuple[Any, ...]) -> None:
+    layers, attention, width, experts, inner, vocabulary, theta, count, active = published
     raw = {
         "model_type": "lfm2_moe",
         "num_hidden_layers": layers,
@@ -49,12 +39,8 @@ def test_published_models_have_their_parameter_count(
         "rope_theta": theta,
     }
     config = parse_config(raw, "config.json")
-    assert (config.hidden_size, config.head_dim, config.feed_forward_size, config.rope_theta) == (
-        2048,
-        64,
-        width,
-        theta,
-    )
+    sizes = (config.hidden_size, config.head_dim, config.feed_forward_size, config.rope_theta)
+    assert sizes == (2048, 64, width, theta)
     assert parameter_count(config) == count
     assert parameter_count(config, active=True) == active
     assert active // 10**8 in (15, 16, 23), "as the names say: A1B, about 1.5e9, and A2B"
