@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from auto_files import awq, gptq, quantised_matrix, quantised_tensors
 from mlx_files import config_of, raw_of, write
+from packed_values import fractions
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
@@ -23,11 +24,6 @@ FORMS = {
     "awq-4bit-g32": awq(),
     "awq-4bit-channel": awq(group_size=-1),
 }
-
-
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def test_a_zero_is_stored_less_one_in_the_first_format_only(tmp_path: Path):

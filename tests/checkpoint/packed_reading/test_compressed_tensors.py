@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from builders import stored
 from compressed_files import quantised_matrix, quantised_tensors, told, weights
 from mlx_files import config_of, raw_of, write
+from packed_values import fractions
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
@@ -25,11 +25,6 @@ PROMPT = [1, 7, 12, 3, 30, 21]
 IN, OUT = "model.layers.0.conv.in_proj", "model.layers.0.conv.out_proj"
 KEYS = "model.layers.1.self_attn.k_proj"
 TOP = Path(__file__).parents[3]
-
-
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def written(directory: Path, name: str, mixture: bool = False, **changes: object) -> Path:

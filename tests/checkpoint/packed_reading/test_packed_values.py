@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, grouped, number, packed
+from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, fractions, grouped, number, packed
 
 from lfm2np.checkpoint.packed.matrix_parts import packed_dim
 from lfm2np.checkpoint.packed.rows import (
@@ -24,11 +24,6 @@ from lfm2np.errors import CheckpointError
 
 every_width = pytest.mark.parametrize("width", BITS.values())
 seeds = st.integers(0, 2**32 - 1)
-
-
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def drawn(
