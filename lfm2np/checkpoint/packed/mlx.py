@@ -35,7 +35,7 @@ def read_matrix(parts: Parts, dims: Dims, settings: MlxSettings) -> StoredTensor
     if "scales" not in parts:
         if "weight" not in parts or (parts["weight"].dtype != "U32" and (key is None or form is None)):
             return None
-        parts.take("scales", form.key if form and key else f"dtype {parts['weight'].dtype} of weight", ())
+        parts.take("scales", form.key if form and key else f"dtype {parts['weight'].dtype} of weight", ())  # is missing
     if form is None:
         raise parts["scales"].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
     *rows, (columns, origin) = dims
@@ -43,7 +43,7 @@ def read_matrix(parts: Parts, dims: Dims, settings: MlxSettings) -> StoredTensor
         raise parts["scales"].wrong("only matrices are quantised, expected none")
     if columns % form.group_size:
         expected = f"a multiple of {form.key}.group_size={form.group_size}"
-        raise parts["weight"].wrong(f"rows of {origin}={columns} numbers, expected {expected}")
+        raise parts.wrong("weight", f"rows of {origin}={columns} numbers, expected {expected}")
     key, is_affine = f"{form.key}.mode={form.mode}", form.mode == "affine"
     grouped = (*rows, (columns // form.group_size, f"{origin}/{form.key}.group_size"))
     weight = parts.take("weight", key, ("U32",), (*rows, packed_dim((columns, origin), form.bits, f"{form.key}.bits")))

@@ -136,6 +136,11 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("mlx", drop(f"{IN}.scales"), f"missing {IN}.scales, expected it from dtype U32"),
     ("mlx", drop(f"{IN}.biases"), f"missing {IN}.biases, expected it from quantization.mode=affi"),
     ("mlx", drop(f"{IN}.weight"), f"missing {IN}.weight, expected it from quantization.mode=affi"),
+    (
+        "mlx",
+        both(mlx(group_size=128), drop(f"{IN}.weight")),
+        "rows of hidden_size=64 numbers, expected a multiple of q",
+    ),
     ("mlx", drop(f"{UP}.weight"), f"missing {UP}.weight, expected it from quantization.mode=affi"),
     ("mlx", drop("model.layers.0.operator_norm.weight"), "missing 1 of the [0-9]+ tensors: model.layers.0.operator_"),
     ("mlx", shaped("model.layers.0.operator_norm.scales", (2,), "F32"), "only matrices are quantised, expected none"),
