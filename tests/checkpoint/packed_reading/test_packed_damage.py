@@ -138,8 +138,8 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("mlx", drop(f"{IN}.weight"), f"missing {IN}.weight, expected it from quantization.mode=affi"),
     (
         "mlx",
-        both(mlx(group_size=128), drop(f"{IN}.weight")),
-        "rows of hidden_size=64 numbers, expected a multiple of q",
+        both(mlx(**{IN: {"bits": 4, "group_size": 128}}), drop(f"{IN}.weight")),
+        f"{IN}.weight: rows of hidden_size=64 numbers, expected a multiple of",
     ),
     ("mlx", drop(f"{UP}.weight"), f"missing {UP}.weight, expected it from quantization.mode=affi"),
     ("mlx", drop("model.layers.0.operator_norm.weight"), "missing 1 of the [0-9]+ tensors: model.layers.0.operator_"),
