@@ -64,7 +64,8 @@ def collected(
     experts = number, spelled(origin)
     whole = {place.name: whole_dims(place, dims, experts) for place, dims in plan.values()}
     missing, unexpected = whole.keys() - tensors, tensors.keys() - whole
-    if name := min(missing or unexpected, default=""):
+    if missing or unexpected:
+        name = min(missing or unexpected)
         names = sorted(missing or {tensors[each].name for each in unexpected})
         shape = tuple(size for size, _ in whole[name]) if missing else tensors[name].shape
         what = f"missing {len(names)} of" if missing else f"{len(names)} unexpected beside"

@@ -283,6 +283,7 @@ CORRUPT = [
         "7 unexpected beside the 21 tensors: x0, x1, x2, x3, x4, ...",
     ),
     (single(put("a\nb", np.ones(1))), r"'a\nb'"),
+    (single(put("", np.ones(1))), "1 unexpected beside the 21 tensors"),
     (
         single(put(TAPS, np.ones((16, 1, 4)))),
         f"{TAPS}: shape (16, 1, 4), expected (16, 1, 3) from conv_L_cache=3",
