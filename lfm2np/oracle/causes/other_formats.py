@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import is_gguf, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.causes.groups import FINE, LEAST, SHOWN, Group, group_of, grouped
 from lfm2np.oracle.causes.split import described
