@@ -22,18 +22,15 @@ from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLA
 EXIT_CODES = """exit codes:
   0    no trace failed; without log-probabilities only tokens were compared, as the report says
   1    a trace failed; its findings are in a folder
-  2    inconclusive: the engine does not report its token ids or, with --against, its log-probabilities
+  2    inconclusive: the engine does not report its token ids
   3    it could not run
   130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
-  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json
-  lfm2np fuzz http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
+  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
 NO_START = "only with --start"
 UNUSED = {  # options that a mode does not use
-    against.WITH: against.NEED_TRUTH,
-    against.WITHOUT: against.NEED_AGAINST,
     against.LOCAL: against.NEED_SERVER,
     NO_START: ("start_seconds",),
 }
@@ -52,7 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     require_hypothesis()
     from lfm2np.commands.cli.shared.fuzzing import fuzzed
 
-    refuse_unused(arguments, *against.modes(arguments), *([NO_START] if arguments.start is None else []))
+    is_server = arguments.target.startswith(("http:", "https:"))
+    refuse_unused(arguments, *([] if is_server else [against.LOCAL]), *([NO_START] if arguments.start is None else []))
     require_at_least(arguments, examples=1, findings=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, seed=0)
     require_at_least(arguments, max_model_len=LEAST_CONTEXT)
     require_times(arguments, "minutes", "timeout", "start_seconds")
@@ -96,5 +94,4 @@ def add_fuzz(commands: Commands) -> None:
     add(parser, "--start COMMAND", "command that starts the server, run again if it ends or hangs")
     add(parser, "--start-seconds S", "seconds until the started server responds (300)", default=300.0)
     work.add_options(parser)
-    against.add_options(parser)
     add_modes(parser, UNUSED)

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
-from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
+from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
+from lfm2np.oracle.engines.target import Played, Target, TargetError
 from lfm2np.oracle.report.report import plural
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
-from lfm2np.suite.fuzz.judge import Finding, Judge
+from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.shrink import shrunk
 from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
@@ -46,7 +46,6 @@ class Counts:
     requests: int = 0
     tokens: int = 0
     findings: int = 0
-    once: int = 0  # failures that were seen once, and are none: see Judge.is_certain
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -93,7 +92,7 @@ class Campaign:
     say         called with a line where shrinking begins, and where it ends
     """
 
-    judge: Judge
+    judge: ByTruth
     player: Target
     around: Around
     restart: Callable[[], None] | None = None
@@ -143,15 +142,8 @@ class Campaign:
                     break
 
     def minimized(self, trace: Trace, played: Played, finding: Finding) -> Iterator[Failure]:
-        """One, or none if it was seen once, by a judge who may err, and in none of its replays. An interrupt that came
-        meanwhile is raised when it was yielded."""
-        failure = self.minimize(trace, played, finding)
-        is_answer = finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
-        if is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0:
-            self.counts.findings -= 1
-            self.counts.once += 1
-        else:
-            yield failure
+        """One; an interrupt that came meanwhile is raised when it was yielded."""
+        yield self.minimize(trace, played, finding)
         self.raise_interrupt()
 
     def is_lost(self, finding: Finding) -> bool:
@@ -159,7 +151,7 @@ class Campaign:
 
     def unfit(self, trace: Trace) -> str | None:
         """Why a trace can't be played on this engine; None for each that is drawn."""
-        return unfit(self.around, self.judge.vocab_size, trace)
+        return unfit(self.around, self.judge.model.config.vocab_size, trace)
 
     def relabelled(self, trace: Trace, label: int) -> Trace:
         return self.judge.with_stops(relabelled(trace, self.around.alphabet, label))

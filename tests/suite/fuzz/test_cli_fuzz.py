@@ -96,8 +96,6 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         ([OWN, "--start-seconds", "10"], "--start-seconds: only with --start"),
         (["http://127.0.0.1:1", "--start", "x", "--start-seconds", "0"], "--start-seconds 0.0"),
         ([OWN, "--name", "x"], "--name: only with a server as TARGET"),
-        ([OWN, "--against", "itself", "--save", "x"], "--save: not with --against"),
-        ([OWN, "--vocab-size", "99"], "--vocab-size: only with --against"),
         ([OWN, "--shrink-minutes", "-1"], "--shrink-minutes -1.0: expected at least 0"),
         ([OWN, "--max-model-len", "3"], "--max-model-len 3: expected at least 4"),
         ([OWN, "--max-model-len", "129"], "--max-model-len 129: expected at most 128: max_position_embeddings"),

@@ -1,4 +1,4 @@
-"""--against itself | TARGET: an engine of any model, without a checkpoint, for `check` and `fuzz`."""
+"""--against itself | TARGET: an engine of any model, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lfm2np.commands.cli.shared.parser import add, require_at_least, require_tim
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.suite.itself.asked import Asking
-from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
 from lfm2np.suite.itself.target_engine import Options, asking_of, smaller
 
@@ -20,7 +19,7 @@ ITSELF = "itself"
 LEAST_VOCAB = 16
 WITH, WITHOUT = "not with --against, which needs no truth", "only with --against"
 LOCAL = "only with a server as TARGET"
-NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "save")  # of `check` and `fuzz`
+NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "save")
 NEED_AGAINST = ("vocab_size", "bitwise")
 NEED_SERVER = ("name",)
 
@@ -44,18 +43,6 @@ def asking(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Asking
         asking.sizes = asking.other.sizes = smaller(asking.sizes, asking.other.sizes)
         asking.other.seed = arguments.seed
     return asking
-
-
-def judge_of(asking: Asking, other: Asking | None = None) -> ByItself:
-    """After `begin`: by the engine itself, or by another."""
-    return ByItself(
-        (other or asking).players[""],
-        asking.spread if other is None else asking.widest,
-        asking.sizes.vocab,
-        is_same=other is None,
-        with_scores=asking.abilities.tells_prompt_logprobs,
-        is_bitwise=asking.is_bitwise,
-    )
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -86,11 +73,11 @@ def require(arguments: argparse.Namespace) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Those that `check` and `fuzz` share, in a group for what needs --against."""
+    """In a group for what needs --against."""
     group = parser.add_argument_group("without a checkpoint (docs/engine/17-itself.md)")
     against = (
         "compare the engine's answers with its own to the same request alone (itself), or with those of another engine "
-        "(a TARGET); exit code 1 is then a broken relation, or a finding"
+        "(a TARGET); exit code 1 is then a broken relation"
     )
     add(group, "--against ENGINE", against)
     add(group, "--vocab-size N", f"ids below N are sent (as the server reports, else {DEFAULT_VOCAB})")

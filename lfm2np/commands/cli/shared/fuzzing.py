@@ -7,7 +7,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.commands.cli.check import target_of
-from lfm2np.commands.cli.shared import against, format_options, work
+from lfm2np.commands.cli.shared import format_options, work
 from lfm2np.commands.cli.shared.parser import one_line, option
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import command_line
@@ -31,7 +30,7 @@ from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
-from lfm2np.suite.fuzz.judge import ByTruth, Judge
+from lfm2np.suite.fuzz.judge import ByTruth
 from lfm2np.suite.fuzz.sizes import (
     ASSUMED,
     EXAMPLES,
@@ -58,7 +57,7 @@ class Subject(NamedTuple):
     """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
 
     player: Target
-    judge: Judge
+    judge: ByTruth
     around: Around
     sizes: Sizes
     context: Context
@@ -72,8 +71,7 @@ def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
     require_place(Path(arguments.out))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(started_server(arguments))
-        of = by_truth if arguments.against is None else by_itself
-        subject = of(arguments, left_out, stack)
+        subject = by_truth(arguments, left_out, stack)
         campaign, found, is_interrupted = played(arguments, subject, started)
     return report_of(arguments, subject, campaign, found), is_interrupted
 
@@ -119,23 +117,6 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Target:
         sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
         return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
     return target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model)
-
-
-def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
-    """Its spread is measured first; with another engine the larger of both."""
-    against.require(arguments)
-    asking = against.asking(arguments, stack)
-    abilities, sizes = asking.abilities, asking.sizes
-    if not abilities.tells_logprobs:
-        raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
-    asking.begin()
-    source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
-    around_sizes = sizes_of(given(arguments), abilities, Size(sizes.longest, source))
-    takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
-    around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
-    context = Context(arguments.target, abilities.engine, asking.format_name, "", "none", command_line())
-    player, judge = asking.players[""], against.judge_of(asking, asking.other)
-    return Subject(player, judge, around, around_sizes, context, True)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int | None]:
@@ -261,10 +242,8 @@ def without(names: str) -> tuple[str, ...]:
 def report_of(
     arguments: argparse.Namespace, subject: Subject, campaign: Campaign, found: list[tuple[Failure, Path]]
 ) -> Report:
-    counts, judge, sizes, context = campaign.counts, subject.judge, subject.sizes, subject.context
-    differs = {} if judge.is_certain else {"against": arguments.against, "expected": judge.expected}
+    counts, sizes, context = campaign.counts, subject.sizes, subject.context
     unknown = [] if arguments.replay else assumed(sizes)
-    once = f"{counts.once} differences that were seen once and never again"
     shown = [f"{name} {size.value} ({size.source})" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
@@ -281,11 +260,9 @@ def report_of(
         facts={
             "engine": context.engine,
             "format": f"{context.format_name} ({context.why_format})" if context.why_format else context.format_name,
-            **({"judged": judge.expected} if differs else {}),
             "played": f"{counts.traces} traces and {counts.replays} replays: {counts.requests} requests, "
             f"{counts.tokens} tokens, in {counts.seconds:.0f} s",
             "sizes": ", ".join(shown),
-            **({"once": once} if counts.once else {}),
         },
         next_steps=[*folders, *lone, *too_long],
         not_tested=[
@@ -298,7 +275,6 @@ def report_of(
             "format": context.format_name,
             "why_format": context.why_format,
             **{name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")},
-            **({**differs, "once": counts.once} if differs else {}),
             "sizes": {name: {"value": size.value, "from": size.source} for name, size in sizes.items()},
             "assumed": unknown,
             "seconds": round(counts.seconds, 1),
