@@ -36,17 +36,8 @@ UNUSED = {  # options that a mode does not use
 }
 
 
-def require_hypothesis() -> None:
-    """RequestError without the library that draws the examples."""
-    try:
-        import hypothesis  # noqa: F401
-    except ImportError:
-        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Prints the findings. ProofError (1) if there are any, InconclusiveError (2) if nothing can be judged."""
-    require_hypothesis()
     from lfm2np.commands.cli.shared.fuzzing import fuzzed
 
     is_server = arguments.target.startswith(("http:", "https:"))

@@ -11,24 +11,21 @@ behind short, unrelated requests; if the smallest trace nevertheless fails too s
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hypothesis import HealthCheck, Phase, given, seed, settings, target
-
 from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
 from lfm2np.oracle.engines.target import Played, Target, TargetError
 from lfm2np.oracle.report.report import plural
-from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
+from lfm2np.suite.fuzz.draw_traces import Around, drawn_trace, unfit
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.shrink import shrunk
 from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
-BATCH = 50  # examples that steering may vary; each batch begins anew
+BATCH = 50  # traces on one server that is quickly started, and the most that are put before one that fails
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
 HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are put before one that does not fail by itself
 SOME_BEFORE = 7
@@ -77,10 +74,6 @@ class Failure:
     same_tokens: bool = False
 
 
-class Enough(BaseException):
-    """Ends the drawing. Hypothesis would take an Exception for a failing example."""
-
-
 @dataclass
 class Campaign:
     """One engine under test.
@@ -113,18 +106,17 @@ class Campaign:
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
         until = math.inf if seconds is None else time.monotonic() + seconds
-        left = math.inf if examples is None else examples
-        for batch in itertools.count():
-            before = self.counts.traces
-            if left <= 0 or time.monotonic() >= until:
+        for index in itertools.count() if examples is None else range(examples):
+            if time.monotonic() >= until:
                 return
-            self.is_down |= self.is_quick  # whatever makes a batch fail is then in its history
-            failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
-            left -= self.counts.traces - before
+            if index % BATCH == 0:
+                self.is_down |= self.is_quick  # whatever makes a trace fail is then in its history
+            failed = self.drawn(f"{number} {index}")
             if failed is not None:
                 yield from self.minimized(*failed)
                 if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
+                self.is_down |= self.is_quick
 
     def known(self, traces: Sequence[Trace], times: int) -> Iterator[Failure]:
         """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
@@ -161,38 +153,17 @@ class Campaign:
         if self.is_interrupted:
             raise KeyboardInterrupt
 
-    def search(self, number: int, examples: int, until: float) -> Failed | None:
-        """Draws until a trace fails. Hypothesis varies those for which the server's counters rose most."""
-        failures: list[Failed] = []
-
-        @seed(number)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate, Phase.target],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(traces_around(self.around))
-        def draw(trace: Trace) -> None:
-            if time.monotonic() > until:
-                raise Enough
-            fresh = self.relabelled(trace, next(self.label))
-            if self.is_down:
-                self.history = []
-            played, finding = self.play(fresh)
-            self.counts.traces += 1
-            if finding is not None:
-                failures.append((fresh, played, finding))
-                raise Enough
-            self.history = [*self.history, fresh][-BATCH:]
-            for name, value in played.counters.items():
-                if math.isfinite(value):
-                    target(float(value), label=name)
-
-        with contextlib.suppress(Enough):
-            draw()
-        return failures[0] if failures else None
+    def drawn(self, seed: str) -> Failed | None:
+        """Draws a trace and plays it; None if it does not fail."""
+        trace = self.relabelled(drawn_trace(self.around, seed), next(self.label))
+        if self.is_down:
+            self.history = []
+        played, finding = self.play(trace)
+        self.counts.traces += 1
+        if finding is not None:
+            return trace, played, finding
+        self.history = [*self.history, trace][-BATCH:]
+        return None
 
     def play(self, trace: Trace) -> tuple[Played, Finding | None]:
         """Judged. TargetError if no server starts: a new one if it is to be fresh, or if the old one is gone."""

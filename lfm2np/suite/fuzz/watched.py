@@ -1,6 +1,6 @@
-"""A server under fuzzing: after each trace, whether it is still there, keeps nothing, and what its counters show.
+"""A server under fuzzing: after each trace, whether it is still there, and keeps nothing.
 
-It may report active requests, memory in use, hits, preemptions: any of it may be missing.
+It may report active requests and memory in use: any of it may be missing.
 """
 
 from __future__ import annotations
@@ -79,12 +79,6 @@ def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
     return None
 
 
-def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """By how much the counters rose."""
-    names = [name for dialect in dialects.DIALECTS for name in dialect.metrics.counters]
-    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}
-
-
 class WatchedServer(HttpTarget):
     """One server. `timeout` is seconds for one answer: a server that takes longer hangs. `fields` are added to each
     request."""
@@ -110,11 +104,8 @@ class WatchedServer(HttpTarget):
         return super().body(self.with_text(request))
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-        before, held = self.watcher.metrics(), self.watcher.held()
-        answers, trouble = self._server_trouble(super().play(trace, arrived).answers, held)
-        after = self.watcher.metrics() if trouble is None else {}
-        cached = sum(float(some[0].cached_tokens) for some in answers if some[0].cached_tokens)
-        return Played(answers, trouble, {**counted(before, after), "cached prompt tokens": cached})
+        held = self.watcher.held()
+        return Played(*self._server_trouble(super().play(trace, arrived).answers, held))
 
     def _server_trouble(
         self, answers: tuple[Answers, ...], held: Mapping[str, float]
