@@ -43,7 +43,7 @@ class Around:
     needs_first  each prompt begins with it, as a server that takes texts adds it by itself
     stops     stop strings; empty: none is drawn
     without   what else is not drawn, of SPECIAL; TEXTS: texts are not compared
-    is_assumed  some of the sizes
+    assumed   sizes that neither the user nor the engine gave, by the names of engines.protocol.TOLD
     """
 
     block: int
@@ -57,7 +57,7 @@ class Around:
     samples: bool = False
     sampling: bool = False
     without: tuple[str, ...] = ()
-    is_assumed: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 def content(around: Around, seed: int, length: int) -> Ids:
@@ -135,7 +135,7 @@ def drawn_trace(around: Around, seed: str) -> Trace:
     """Up to three more requests than there are slots, of at most MOST_TOKENS_OF_A_TRACE together; now and then many
     short sampled ones, or, where sizes are assumed, a crowd, which fills a pool whatever its sizes."""
     chance = Random(seed)
-    if around.is_assumed and chance.randrange(CROWDED) == 0:
+    if around.assumed and chance.randrange(CROWDED) == 0:
         return crowd(around, chance)
     if around.sampling and "sampled" not in around.without and chance.randrange(SELDOM) == 0:
         return draws(around, chance.randint(100, 10_000))

@@ -19,6 +19,7 @@ from lfm2np.suite.itself.questions import DEFAULT_VOCAB, Sizes
 VOCAB_AT = (Location("/v1/models", ("data", 0, "meta", "n_vocab")),)  # llama.cpp's
 BLOCK, CHUNK, SLOTS, LONGEST = 16, 512, 8, 2048
 HTTP = ("http:", "https:")
+HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}  # of a factory without options
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def player_of(text: str, options: Options) -> Target:
     """RequestError for a target of no known form."""
     if text.startswith(HTTP):
         return WatchedServer(text, None, options.name, options.timeout)
-    defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
-    sizes = {name: options.size(name, size) for name, size in defaults.items()}
+    sizes = {name: options.size(name, size) for name, size in HINTS.items()}
     vocab = options.vocab or DEFAULT_VOCAB
     return target_named(text, options.model, vocab, None, options.format_name, timeout=options.timeout, sizes=sizes)
 

@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.commands.cli.check import target_of
 from lfm2np.commands.cli.shared import format_options, work
 from lfm2np.commands.cli.shared.parser import one_line, option
@@ -28,40 +27,25 @@ from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Sec
 from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
-from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
+from lfm2np.suite.fuzz.hand_over import Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.sizes import (
-    ASSUMED,
-    EXAMPLES,
-    GIVEN,
-    LEAST_CONTEXT,
-    MODELS,
-    REPLAYS,
-    REPORTED,
-    Size,
-    Sizes,
-    assumed,
-    sizes_of,
-)
+from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.fuzz.started import StartedServer, answers
 from lfm2np.suite.fuzz.watched import WatchedServer
-from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, HTTP, SLOTS
+from lfm2np.suite.itself.target_engine import HINTS, HTTP
 
-HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}  # of a factory without options
-EARLIER_REPLAYS = 3
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
 class Subject(NamedTuple):
-    """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
+    """What is under test: how it is played, who judges, what is drawn for it."""
 
     player: Target
     judge: ByTruth
     around: Around
-    sizes: Sizes
     context: Context
-    tells_logprobs: bool
+    abilities: Abilities
 
 
 def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
@@ -104,9 +88,8 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
     judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
-    sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
-    around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
-    return Subject(player, judge, around, sizes, context, abilities.tells_logprobs)
+    around = around_of({name: getattr(arguments, name) for name in TOLD}, left_out, model, abilities)
+    return Subject(player, judge, around, context, abilities)
 
 
 def player_of(arguments: argparse.Namespace, model: Model) -> Target:
@@ -114,20 +97,16 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Target:
     if arguments.target.startswith(HTTP):
         return WatchedServer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
     if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
-        sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
+        sizes = {name: getattr(arguments, name) or size for name, size in HINTS.items()}
         return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
-    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model)
-
-
-def given(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {name: getattr(arguments, name) for name in HINTS}
+    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": HINTS["max_num_seqs"]}), model)
 
 
 def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
 ) -> tuple[Campaign, list[tuple[Failure, Path]], bool]:
     """The campaign at its end, each failure with its folder, and whether an interrupt came after one."""
-    player, judge, around, _, context, _ = subject
+    player, judge, around, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -173,53 +152,35 @@ def renewal(player: Target, started: StartedServer | None) -> tuple[Callable[[],
 
 
 def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Failure]:
-    """Of the traces that are replayed; else of those that earlier runs left in --out, and then of new ones."""
-    if arguments.replay:
-        traces = {name: read_trace(Path(name)) for name in arguments.replay}
-        for name, trace in traces.items():
-            if why := campaign.unfit(trace):
-                raise RequestError(f"{name}: {why}")
-        yield from campaign.known(list(traces.values()), REPLAYS)
+    """Of the traces that are replayed, else of new ones."""
+    if not arguments.replay:
+        examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
+        seconds = None if arguments.minutes is None else arguments.minutes * 60
+        yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
         return
-    earlier = []
-    for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
-        trace = read_trace(path)
+    traces = {name: read_trace(Path(name)) for name in arguments.replay}
+    for name, trace in traces.items():
         if why := campaign.unfit(trace):
-            say(f"{path}: left out: {why}")
-        else:
-            earlier.append(trace)
-    for failure in campaign.known(earlier, EARLIER_REPLAYS):
-        yield failure
-        campaign.raise_interrupt()
-        if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
-            return
-    examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
-    seconds = None if arguments.minutes is None else arguments.minutes * 60
-    yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
+            raise RequestError(f"{name}: {why}")
+    yield from campaign.known(list(traces.values()), REPLAYS)
 
 
-def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities) -> Size:
-    most = model.config.max_position_embeddings
-    if arguments.max_model_len is not None and arguments.max_model_len > most:
-        expected = f"expected at most {most}: max_position_embeddings (config.json)"
-        raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
-    if arguments.max_model_len is not None:
-        return Size(arguments.max_model_len, GIVEN)
-    longest = min(most, abilities.longest or most)
-    return Size(max(LEAST_CONTEXT, longest), MODELS if longest == most else REPORTED)
-
-
-def around_of(
-    left_out: tuple[str, ...], tokenizer: Tokenizer | None, vocab_size: int, abilities: Abilities, sizes: Sizes
-) -> Around:
-    """`left_out`: of --without. Without a tokenizer no text is known, so no stop string."""
-    alphabet = alphabet_of(tokenizer, vocab_size)
-    block, chunk, slots, longest = (sizes[name].value for name in TOLD)
+def around_of(given: Mapping[str, int | None], left_out: tuple[str, ...], model: Model, abilities: Abilities) -> Around:
+    """`given`: of TOLD; what neither the user nor the engine says is assumed. `left_out`: of --without. Without a
+    tokenizer no text is known, so no stop string."""
+    most, tokenizer = model.config.max_position_embeddings, model.tokenizer_or_none
+    asked = given["max_model_len"]
+    if asked is not None and asked > most:
+        raise RequestError(f"--max-model-len {asked}: expected at most {most}: max_position_embeddings (config.json)")
+    reported = (abilities.block, abilities.chunk, abilities.slots, abilities.longest)
+    known = {name: given[name] or size for name, size in zip(TOLD, reported, strict=True)}
+    block, chunk, slots, longest = known.values()
+    alphabet = alphabet_of(tokenizer, model.config.vocab_size)
     return Around(
-        block=block,
-        chunk=chunk,
-        slots=slots,
-        longest=longest,
+        block=block or BLOCK,
+        chunk=chunk or CHUNK,
+        slots=slots or SLOTS,
+        longest=max(LEAST_CONTEXT, min(most, longest or most)),
         alphabet=alphabet,
         first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
         needs_first=not abilities.takes_token_ids,
@@ -227,7 +188,7 @@ def around_of(
         samples=abilities.takes_samples,
         sampling=abilities.takes_sampling,
         without=left_out,
-        is_assumed=bool(assumed(sizes)),
+        assumed=tuple(name for name, size in known.items() if size is None and name != "max_model_len"),
     )
 
 
@@ -242,14 +203,16 @@ def without(names: str) -> tuple[str, ...]:
 def report_of(
     arguments: argparse.Namespace, subject: Subject, campaign: Campaign, found: list[tuple[Failure, Path]]
 ) -> Report:
-    counts, sizes, context = campaign.counts, subject.sizes, subject.context
-    unknown = [] if arguments.replay else assumed(sizes)
-    shown = [f"{name} {size.value} ({size.source})" for name, size in sizes.items()]
+    counts, context, around = campaign.counts, subject.context, subject.around
+    sizes = dict(zip(TOLD, (around.block, around.chunk, around.slots, around.longest), strict=True))
+    unknown = [] if arguments.replay else list(around.assumed)
+    shown = [f"{name} {size}{' (assumed)' * (name in around.assumed)}" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
-    longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
-    guess = f"max_model_len {longest.value} is {longest.source}: if the engine takes fewer, give --max-model-len"
-    too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
+    is_refused = any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
+    is_known = arguments.replay or arguments.max_model_len or subject.abilities.longest == around.longest
+    guess = f"max_model_len {around.longest} is the model's: if the engine takes fewer, give --max-model-len"
+    too_long = [guess] if is_refused and not is_known else []
     files = "trace.json, report.html, issue.md" + ", reproduce.py" * arguments.target.startswith(HTTP)
     folders = [f"{folder}: {files}" for _, folder in found]
     return Report(
@@ -266,7 +229,7 @@ def report_of(
         },
         next_steps=[*folders, *lone, *too_long],
         not_tested=[
-            *([] if subject.tells_logprobs else [TOKENS_ONLY]),
+            *([] if subject.abilities.tells_logprobs else [TOKENS_ONLY]),
             *([assumed_text(unknown)] if unknown and not found else []),
         ],
         sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
@@ -275,7 +238,7 @@ def report_of(
             "format": context.format_name,
             "why_format": context.why_format,
             **{name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")},
-            "sizes": {name: {"value": size.value, "from": size.source} for name, size in sizes.items()},
+            "sizes": sizes,
             "assumed": unknown,
             "seconds": round(counts.seconds, 1),
         },
