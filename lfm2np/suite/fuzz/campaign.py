@@ -231,32 +231,31 @@ class Campaign:
         return self.best
 
     def repeated(self, kind: str, began: float) -> float:
-        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it (while there is
-        time), and with the same tokens; each on a fresh server first, if that is quick, and one request after another
-        first."""
-        trace, places = self.best.trace, (True, False) if self.is_quick else (False,)
-        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
-        for self.is_fresh in places:
-            for count in counts:
-                if count and not self.has_time(began):
-                    break
-                whole = joined([*self.history[len(self.history) - count :], trace])
-                for variant in (in_turn(whole.requests), whole):
-                    if rate := self.first_rate(variant, kind):
-                        return rate
-        self.keeps_tokens = True
-        for self.is_fresh in places:
-            if rate := self.first_rate(trace, kind):
-                return rate
-        self.keeps_tokens = False
+        """The share of replays in which it fails, in the first way in which it does; what failed is kept."""
+        for self.is_fresh, self.keeps_tokens, variant in self.ways(self.best.trace, began):
+            times, last = self.fails(variant, kind, FIRST_REPLAYS)
+            if last is not None:
+                self.keep(last)
+                return times / FIRST_REPLAYS
+        self.is_fresh = self.keeps_tokens = False
         return 0.0
 
-    def first_rate(self, trace: Trace, kind: str) -> float:
-        """A trace that fails is kept."""
-        times, last = self.fails(trace, kind, FIRST_REPLAYS)
-        if last is not None:
-            self.keep(last)
-        return times / FIRST_REPLAYS
+    def ways(self, trace: Trace, began: float) -> Iterator[tuple[bool, bool, Trace]]:
+        """To replay it: on a fresh server or not, with its own tokens or not, and what.
+
+        Alone, behind the traces before it (while there is time), and with the same tokens; each on a fresh server
+        first, if that is quick, and one request after another first.
+        """
+        places = (True, False) if self.is_quick else (False,)
+        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
+        for is_fresh in places:
+            for count in counts:
+                if not count or self.has_time(began):
+                    whole = joined([*self.history[len(self.history) - count :], trace])
+                    yield is_fresh, False, in_turn(whole.requests)
+                    yield is_fresh, False, whole
+        for is_fresh in places:
+            yield is_fresh, True, trace
 
     def keep(self, failed: Failed) -> None:
         trace, played, finding = failed
