@@ -232,7 +232,8 @@ class Campaign:
 
     def repeated(self, kind: str, began: float) -> float:
         """The share of replays in which it fails, in the first way in which it does; what failed is kept."""
-        for self.is_fresh, self.keeps_tokens, variant in self.ways(self.best.trace, began):
+        for is_fresh, keeps_tokens, variant in self.ways(self.best.trace, began):
+            self.is_fresh, self.keeps_tokens = is_fresh, keeps_tokens
             times, last = self.fails(variant, kind, FIRST_REPLAYS)
             if last is not None:
                 self.keep(last)
