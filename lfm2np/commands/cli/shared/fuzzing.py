@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,17 +11,18 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lfm2np.commands.cli.check import target_of
 from lfm2np.commands.cli.shared import format_options, work
 from lfm2np.commands.cli.shared.parser import one_line, option
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import command_line
 from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
+from lfm2np.oracle.engines.named import TRANSFORMERS
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
+from lfm2np.oracle.judging.formats import KV
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
@@ -32,8 +32,7 @@ from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth
 from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.fuzz.started import StartedServer, answers
-from lfm2np.suite.fuzz.watched import WatchedServer
-from lfm2np.suite.itself.target_engine import HINTS, HTTP
+from lfm2np.suite.itself.target_engine import HTTP, Options, player_of
 
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
@@ -77,7 +76,12 @@ def started_server(arguments: argparse.Namespace) -> Iterator[StartedServer | No
 def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
-    player = player_of(arguments, model)
+    given = {name: getattr(arguments, name) for name in TOLD}
+    computed_in = ""
+    if arguments.target.startswith(TRANSFORMERS):
+        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    options = Options(model.path, given, model.config.vocab_size, arguments.name, arguments.timeout, computed_in)
+    player = player_of(arguments.target, options, model.tokenizer_or_none, MOST_REQUESTS)  # all that are due
     stack.callback(player.close)
     abilities = player.probe()
     if not abilities.tells_token_ids:
@@ -88,18 +92,8 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
     judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
-    around = around_of({name: getattr(arguments, name) for name in TOLD}, left_out, model, abilities)
+    around = around_of(given, left_out, model, abilities)
     return Subject(player, judge, around, context, abilities)
-
-
-def player_of(arguments: argparse.Namespace, model: Model) -> Target:
-    """An engine in Python gets given sizes as hints; of a local one all requests that are due are sent at once."""
-    if arguments.target.startswith(HTTP):
-        return WatchedServer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
-    if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
-        sizes = {name: getattr(arguments, name) or size for name, size in HINTS.items()}
-        return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
-    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": HINTS["max_num_seqs"]}), model)
 
 
 def played(
