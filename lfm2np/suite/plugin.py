@@ -45,6 +45,13 @@ def add_options(parser: pytest.Parser) -> None:
             "metavar": "MODULE:FACTORY",
             "help": "a scheduler to test instead, without a model: see scheduler/protocol.py",
         },
+        "--server": {
+            "metavar": "URL",
+            "help": "a server to hold against itself instead, of any model: see `lfm2np check --against itself`",
+        },
+        "--vocab-size": {"metavar": "N", "help": "with --server: ids below N are sent"},
+        "--budget": {"metavar": "MINUTES", "help": "with --server: ask nothing new after so many minutes"},
+        "--bitwise": {"action": "store_const", "const": "yes", "help": "with --server: expect equal bits"},
         "--faults": {
             "action": "store_const",
             "const": "yes",
@@ -112,6 +119,7 @@ FILES = {  # by option
     "engine": ("test_conformance.py",),
     "scheduler": ("test_schedulers.py",),
     "faults": ("test_schedulers.py", "test_scheduler_faults.py"),
+    "server": ("test_server.py",),
 }
 SUMMARIES = pytest.StashKey[list[Callable[[], Iterable[str]]]]()  # each gives lines for the end of the run
 
@@ -145,9 +153,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
+    subjects = [f"--{name}" for name in ("scheduler", "engine", "server") if option(config, name) is not None]
+    if len(subjects) > 1:
+        raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
     name = option(config, "scheduler")
-    if name is not None and option(config, "engine") is not None:
-        raise pytest.UsageError("--scheduler and --engine: expected one of them")
     if name is None and option(config, "faults"):
         raise pytest.UsageError("--faults: expected with --scheduler")
     if name is None:
@@ -163,7 +172,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The files that no option asks for: see FILES."""
-    chosen = next((name for name in ("faults", "scheduler") if option(config, name)), "engine")
+    chosen = next((name for name in ("faults", "scheduler", "server") if option(config, name)), "engine")
     ours = Path(__file__).parent in collection_path.parents
     left_out = {file for files in FILES.values() for file in files}.difference(FILES[chosen])
     return True if ours and collection_path.name in left_out else None
