@@ -151,15 +151,13 @@ class PythonTarget:
         if not self._has_steps:
             return play_in_rounds(trace, abilities, self._generated)
         requests = [self._for_engine(request) for request in trace.requests]
-        before = counters(engine)
         run = StepRun(engine, requests, abilities.at_once, answers_of)
         answers = tuple(run.answers())
         if run.is_spoilt:
             self._engine = None
             return Played(answers, clock="steps")
         scored = tuple(map(self._with_score, trace.requests, answers))
-        rose = {name: value - before.get(name, 0.0) for name, value in counters(engine).items()}
-        return Played(scored, leak_of(engine), rose, "steps")
+        return Played(scored, leak_of(engine), "steps")
 
     def _for_engine(self, request: Request) -> Request:
         """With an id of its own, and without what the engine does not accept."""
@@ -238,17 +236,6 @@ def answer_of(request: Request, sample: Any) -> Answer:
     if fields.get("finish_reason") == "abort":
         fields["prompt_logprobs"] = None  # of only a part of it
     return checked_answer(request, fields)
-
-
-def counters(engine: Any) -> dict[str, float]:
-    """The engine's own; they only steer, so those that it can't report are left out."""
-    if missing(engine, ["metrics"]):
-        return {}
-    try:
-        metrics = engine.metrics()
-        return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    except FAULTS:
-        return {}
 
 
 def leak_of(engine: Any) -> Trouble | None:

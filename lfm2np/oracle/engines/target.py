@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lfm2np.errors import Lfm2npError
@@ -62,14 +62,12 @@ class Trouble:
 class Played:
     """The answers to a trace, in the order of its requests.
 
-    trouble   of the engine, not of one request
-    counters  by how much its own counters rose
-    clock     the unit of times
+    trouble  of the engine, not of one request
+    clock    the unit of times
     """
 
     answers: tuple[Answers, ...]
     trouble: Trouble | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)
     clock: str = "seconds"
 
     def pairs(self, trace: Trace) -> list[Pair]:
