@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
@@ -216,7 +215,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
     total = checked.total
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     return {
-        "suspects": lines(total.causes),
+        "suspects": [cause.line for cause in total.causes],
         "causes": [asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else asdict(total.constants),
         "repeats": [asdict(repeat) for repeat in checked.repeats],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, Suspicion, findings, lines, requests_of
+from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, Suspicion, findings, requests_of
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.other_formats import Fit, other_format
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
@@ -58,8 +58,8 @@ class Total:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is so: the first cause, what else makes it so, the other causes."""
-        first, *others = lines(self.causes) or [""]
-        return (*([first] if first else []), *self.grounds, *others)
+        lines = [cause.line for cause in self.causes]
+        return (*lines[:1], *self.grounds, *lines[1:])
 
 
 def total(

@@ -12,7 +12,6 @@ import pytest
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
-from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -208,7 +207,7 @@ EVERYWHERE = f"wrong everywhere: {findings_module.EVERYWHERE}"
 
 
 def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:
-    return in_lines(findings(judged, repeats))
+    return [cause.line for cause in findings(judged, repeats)]
 
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:

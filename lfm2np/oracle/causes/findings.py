@@ -52,13 +52,9 @@ class Suspicion:
     chance: float | None = None
 
     @property
-    def words(self) -> str:
-        return f"{self.where}{self.suspect and ': '}{self.suspect}"
-
-    @property
     def line(self) -> str:
-        """As the first cause stands in a report."""
-        return f"{self.sure}: {self.words}"
+        """As it stands in a report."""
+        return f"{self.sure}: {self.where}{self.suspect and ': '}{self.suspect}"
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,6 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
     elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
         causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
     return (causes or [undescribed(positions)])[:MOST_CAUSES]
-
-
-def lines(causes: Sequence[Suspicion]) -> list[str]:
-    """The first with its certainty; the others are less certain."""
-    return [cause.words if index else cause.line for index, cause in enumerate(causes)]
 
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
