@@ -235,8 +235,26 @@ def test_what_is_only_more_often_wrong_is_said_with_its_counts(share: float, alo
     of = {name: {at.request.request_id for at in judged if (place_of(at) == "alone") == name} for name in (True, False)}
     wrong = {at.request.request_id for at in judged if at.is_wrong}
     here, there = (f"{len(some & wrong)} of {len(some)}" for some in (of[False], of[True]))
-    counts = f", more often beside other requests: {here} against {there} alone (by accident: 0.00"
+    often = "more often" if alone else "only"
+    counts = f", {often} beside other requests: {here} against {there} alone (by accident: 0.00"
     assert first.where.startswith(f"wrong in {len(wrong)} of {len(PLAN_IDS)} requests{counts}")
+
+
+def test_a_clean_split_of_few_requests_is_said_and_not_the_case_in_which_most_of_them_are() -> None:
+    """As in `--cases short-prompts,long-prompts`, where rotation wraps at position 64: a tag of numbers is tried at as
+    many edges as cases have names."""
+
+    def request(index: int, length: int) -> Request:
+        name = "short-prompts" if index < 10 else "long-prompts"
+        prompt = range(1000 * index, 1000 * index + length)
+        return changed(request_of(index, prompt), request_id=f"{name}-{index}", tags={"case": name})
+
+    lengths = (1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 300, 515, 200, 3, 130, 1)
+    few = noted([Trace((request(index, length),)) for index, length in enumerate(lengths)])
+    (first,) = findings(positions(lambda at: at.row >= 64, few))
+    of = "4 of 4 against 0 of 16 before position 64"
+    assert first.where.startswith(f"wrong in 4 of 16 requests, only from position 64 on: {of} (by accident: 0.0")
+    assert first.sure == "a guess" and first.suspect.startswith("state, positions")
 
 
 def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> None:

@@ -137,6 +137,7 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     if (seen := tendency_of(positions)) is None:
         return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
     here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
-    where = f"{words}, more often {seen.split.wrong.removeprefix('only ')}: {here} against {there} {seen.split.right}"
+    where = f"{words}, {'more often' if seen.others[0] else 'only'} {seen.split.wrong.removeprefix('only ')}"
+    where += f": {here} against {there} {seen.split.right}"
     accident = f"(by accident: {probability_words(seen.chance)})"
     return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)

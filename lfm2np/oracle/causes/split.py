@@ -24,7 +24,7 @@ from lfm2np.oracle.causes.tags import TAGS, Tag
 from lfm2np.oracle.judging.verdict import Position
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
-TENDENCY_CHANCE, EDGES_TRIED = 1e-2, 100  # likewise of what is only more often wrong; of a number times so many edges
+TENDENCY_CHANCE = 1e-2  # likewise of what is only more often wrong, times the splits of its tag: at edges that wrong ones did not choose
 LEAST_SHARE = 0.5  # of the right positions on the right side
 SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, and what their gain counts for
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
@@ -182,10 +182,11 @@ def tendency_of(positions: Sequence[Position]) -> Tendency | None:
     judged, tendencies = Positions(positions), list[Tendency]()
     if judged.wrong.any() and not judged.wrong.all():
         for name, tag in TAGS.items():
-            for split in splits_of(tag, judged.levels[name], judged, judged.everywhere):
+            splits = list(splits_of(tag, judged.levels[name], judged, judged.everywhere, is_fitted=False))
+            for split in splits:
                 wrong, others = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
                 explained = judged.explained(split.is_right, judged.everywhere)
-                chance = so_unlike(*wrong, *others) * (EDGES_TRIED if tag.edges else 1)
+                chance = so_unlike(*wrong, *others) * len(splits)
                 tendencies.append(Tendency(split, wrong, others, explained, chance))
     least = min(tendencies, key=lambda each: (each.chance, -round(each.explained, 9)), default=None)
     return least if least is not None and least.chance <= TENDENCY_CHANCE else None
@@ -214,12 +215,15 @@ def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
 # --- the splits of one tag
 
 
-def splits_of(tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask) -> Iterator[Split]:
-    """A number at its edges and where wrong positions begin and end; each level that has words from all others."""
+def splits_of(
+    tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask, is_fitted: bool = True
+) -> Iterator[Split]:
+    """A number at its edges and, if fitted, where wrong positions begin and end; each level that has words from all
+    others."""
     if tag.edges:
         wrong = levels[of & judged.wrong]
-        edges = dict.fromkeys([*tag.edges, round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1])
-        sides = [(levels >= edge, tag.sides(edge)) for edge in edges]
+        ends = [round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1] if is_fitted else []
+        sides = [(levels >= edge, tag.sides(edge)) for edge in dict.fromkeys([*tag.edges, *ends])]
     else:
         sides = [(levels == level, tag.sides(level)) for level in tag.levels]
     for there, words in sides:
