@@ -224,6 +224,27 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     )
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_errors_that_differ_where_the_same_tokens_are_sent_again_are_no_operators(share: float) -> None:
+    """Each prompt that is sent alone is sent three times. `share` of an error is another one each time."""
+    random = np.random.Generator(np.random.Philox(key=[7, 0]))
+    by_tokens: dict[tuple[object, ...], float] = {}
+    judged = [
+        replace(
+            at,
+            error=by_tokens.setdefault((at.request.prompt_token_ids, at.row), random.normal())
+            + (share and share * random.normal() - share * by_tokens[at.request.prompt_token_ids, at.row]),
+        )
+        for at in positions(lambda position: True)
+    ]
+    (first,) = findings(judged)
+    assert (first.sure, first.suspect) == (
+        (findings_module.LIKELY, findings_module.UNSTEADY)
+        if share == 1.0
+        else (CERTAIN, findings_module.EVERYWHERE)
+    )
+
+
 @pytest.mark.parametrize(("share", "alone"), [(0.2, 0.0), (0.3, 0.05)])
 def test_what_is_only_more_often_wrong_is_said_with_its_counts(share: float, alone: float) -> None:
     """Most right positions are beside others, so no split has them; `nothing sets them apart` would be untrue."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
-from lfm2np.oracle.causes.split import Description, described, so_unlike, tendency_of
+from lfm2np.oracle.causes.split import Description, described, is_unsteady, so_unlike, tendency_of
 from lfm2np.oracle.causes.tags import LEAK
 from lfm2np.oracle.judging.verdict import Position, probability_words
 
@@ -30,6 +30,10 @@ CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 EVERYWHERE = (
     "a wrong operator, weight or constant (--locate says which), another checkpoint (lfm2np vet), or what requests "
     "before this check left behind (start the engine anew)"
+)
+UNSTEADY = (
+    "no weight, operator or constant errs so: a state, rows or blocks that requests leave each other, or uninitialised "
+    "memory"
 )
 RACE = (
     "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
@@ -129,6 +133,9 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     """If no tag separates right from wrong: where it is wrong more often, if anywhere. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
+    if (not wrong or not right) and is_unsteady(positions):
+        where = "wrong everywhere, and by other amounts where the same tokens are sent again"
+        return Suspicion(LIKELY, where, UNSTEADY)
     if not wrong or not right:
         return Suspicion(CERTAIN, "wrong everywhere", EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)

@@ -15,13 +15,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.oracle.causes.tags import TAGS, Tag
-from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.judging.verdict import Position, root_mean_square
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
 TENDENCY_CHANCE = 1e-2  # likewise of what is only more often wrong, times the splits of its tag: at edges that wrong ones did not choose
@@ -30,6 +31,7 @@ SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, a
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
 LUCKY = 0.1  # the weight of a right position after a wrong one
 MOST_SPLITS = 3
+STEADY, LEAST_AGAIN = 0.5, 8  # of errors of the same tokens: how much of them may differ; how many are to be compared
 Mask = NDArray[np.bool_]  # [positions]
 
 
@@ -190,6 +192,27 @@ def tendency_of(positions: Sequence[Position]) -> Tendency | None:
                 tendencies.append(Tendency(split, wrong, others, explained, chance))
     least = min(tendencies, key=lambda each: (each.chance, -round(each.explained, 9)), default=None)
     return least if least is not None and least.chance <= TENDENCY_CHANCE else None
+
+
+def is_unsteady(positions: Sequence[Position]) -> bool:
+    """Whether most wrong errors differ by more than half of their size where the same tokens were sent again.
+
+    Wrong weights, operators and constants err alike each time, up to rounding: at most 0.1 of their errors differ in a
+    network whose weights are 4-bit steps and that computes in bfloat16; with a leaking state 0.7 and more.
+    """
+    judged = Positions(positions)
+    beginnings = {
+        name: list(accumulate(ids, lambda before, token: hash((before, token)), initial=0))
+        for name, ids in judged.tokens.items()
+    }
+    same: dict[tuple[int, int], list[Position]] = {}
+    for at, name in zip(judged.positions, judged.requests, strict=True):
+        if at.error is not None:
+            same.setdefault((beginnings[name][at.row + 1], at.token_id), []).append(at)
+    wrong = [some for some in same.values() if len(some) > 1 and any(at.is_wrong for at in some)]
+    errors = [[at.error or 0.0 for at in some] for some in wrong]
+    again = [(float(np.std(some)), root_mean_square(some)) for some in errors]
+    return len(again) >= LEAST_AGAIN and 2 * sum(apart > STEADY * size for apart, size in again) > len(again)
 
 
 def gain_of(judged: Positions, split: Split, of: Mask) -> float:

@@ -4,7 +4,8 @@
     level b   score(token_ids): the prompt's log-probabilities, where answers don't carry them
     level c   add(request), step(), abort(request_id), has_unfinished: used where present; see stepping.py
 
-An engine that hangs can't be stopped from here: one that may hang runs behind exec_server.py, in its own process.
+An engine that hangs can't be stopped from here, and one that ends its process ends the check: one that may do so runs
+behind exec_server.py, in its own.
 """
 
 from __future__ import annotations
