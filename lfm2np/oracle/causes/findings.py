@@ -130,21 +130,21 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """If no tag separates right from wrong: where it is wrong more often, if anywhere. Other formats: total.py."""
+    """If no tag separates right from wrong: where it is wrong more often, if anywhere; whether the same tokens err
+    alike. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
-    if (not wrong or not right) and is_unsteady(positions):
-        where = "wrong everywhere, and by other amounts where the same tokens are sent again"
-        return Suspicion(LIKELY, where, UNSTEADY)
+    words = f"wrong in {len(wrong)} of {len(asked)} requests" if wrong and right else "wrong everywhere"
+    if right and (seen := tendency_of(positions)):
+        here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
+        where = f"{'more often' if seen.others[0] else 'only'} {seen.split.wrong.removeprefix('only ')}"
+        where = f"{words}, {where}: {here} against {there} {seen.split.right}"
+        accident = f"(by accident: {probability_words(seen.chance)})"
+        return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)
+    if is_unsteady(positions):
+        return Suspicion(LIKELY, f"{words}, and by other amounts where the same tokens are sent again", UNSTEADY)
     if not wrong or not right:
-        return Suspicion(CERTAIN, "wrong everywhere", EVERYWHERE)
+        return Suspicion(CERTAIN, words, EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    words = f"wrong in {len(wrong)} of {len(asked)} requests"
-    if (seen := tendency_of(positions)) is None:
-        return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
-    here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
-    where = f"{words}, {'more often' if seen.others[0] else 'only'} {seen.split.wrong.removeprefix('only ')}"
-    where += f": {here} against {there} {seen.split.right}"
-    accident = f"(by accident: {probability_words(seen.chance)})"
-    return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)
+    return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
