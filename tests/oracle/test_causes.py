@@ -217,11 +217,10 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     (sentence,) = lines(positions(lambda position: position.request.request_id != right))
     apart = "which nothing in the requests clearly sets apart"
     assert sentence == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
-    few = names[62::17]  # of those that are sent once
-    sentence = lines(positions(lambda position: position.request.request_id in few))[0]
-    assert (
-        sentence == f"a guess: wrong in {len(few)} of {len(names)} requests, {apart}; wrong: {', '.join(few[:3])}, ..."
-    )
+    once = PLAN[:60:3]
+    few = [round_.requests[0].request_id for round_ in once[3::4]]
+    (sentence,) = lines(positions(lambda position: position.request.request_id in few, once))
+    assert sentence == f"a guess: wrong in 5 of 20 requests, {apart}; wrong: {', '.join(few[:3])}, ..."
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
