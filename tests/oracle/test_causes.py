@@ -238,9 +238,7 @@ def test_errors_that_differ_where_the_same_tokens_are_sent_again_are_no_operator
     ]
     (first,) = findings(judged)
     assert (first.sure, first.suspect) == (
-        (findings_module.LIKELY, findings_module.UNSTEADY)
-        if share == 1.0
-        else (CERTAIN, findings_module.EVERYWHERE)
+        (findings_module.LIKELY, findings_module.UNSTEADY) if share == 1.0 else (CERTAIN, findings_module.EVERYWHERE)
     )
 
 

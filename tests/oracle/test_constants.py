@@ -9,7 +9,7 @@ import pytest
 from engines import checked, checked_right
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.causes.wrong_constants import constant_cause
+from lfm2np.oracle.causes.everywhere import constant_cause
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging import constants
 from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Projection, Reported, directions

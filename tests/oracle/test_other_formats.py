@@ -12,8 +12,8 @@ from engines import checked_target, coarse, float32, loaded, noisy
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.everywhere import unrelated_cause
 from lfm2np.oracle.causes.other_formats import is_alike
-from lfm2np.oracle.causes.unrelated import unrelated_cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget

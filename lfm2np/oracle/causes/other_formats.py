@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
@@ -56,13 +56,7 @@ class Fit(StrEnum):
     SMALLER = "wrong by less than {0} rounds, right under --format {0}"
 
 
-@dataclass(frozen=True)
-class OtherFormat:
-    name: str
-    fit: Fit
-
-
-def other_format(evidence: Evidence) -> OtherFormat | None:
+def other_format(evidence: Evidence) -> tuple[str, Fit] | None:
     """The first of `others` that errs so, alike or by size; else the first under which all is right, or None.
 
     A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
@@ -97,8 +91,8 @@ def other_format(evidence: Evidence) -> OtherFormat | None:
         if fit is None or (seen is not None and seen.found):
             continue
         if fit is Fit.ALIKE or (fit is Fit.BY_SIZE and not unsteady):
-            return OtherFormat(name, fit)
-        smaller = smaller or OtherFormat(name, Fit.SMALLER)
+            return name, fit
+        smaller = smaller or (name, Fit.SMALLER)
     return smaller
 
 

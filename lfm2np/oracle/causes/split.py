@@ -25,7 +25,7 @@ from lfm2np.oracle.causes.tags import TAGS, Tag
 from lfm2np.oracle.judging.verdict import Position, root_mean_square
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
-TENDENCY_CHANCE = 1e-2  # likewise of what is only more often wrong, times the splits of its tag: at edges that wrong ones did not choose
+TENDENCY_CHANCE = 1e-2  # of what is only more often wrong, times its tag's splits: at edges chosen before
 LEAST_SHARE = 0.5  # of the right positions on the right side
 SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, and what their gain counts for
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
@@ -238,9 +238,7 @@ def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
 # --- the splits of one tag
 
 
-def splits_of(
-    tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask, is_fitted: bool = True
-) -> Iterator[Split]:
+def splits_of(tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask, is_fitted: bool = True) -> Iterator[Split]:
     """A number at its edges and, if fitted, where wrong positions begin and end; each level that has words from all
     others."""
     if tag.edges:

@@ -12,7 +12,7 @@ from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Repor
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
 from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit, limits_of
 
-HEADS = ("relation", "verdict", "positions", "equal bits", "largest, nat of a logit", "KL", "other tokens")
+HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "KL", "other tokens")
 HOLDS = (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS)
 VERDICTS = {RIGHT: "HOLDS", WRONG: "BROKEN", OPEN: "INCONCLUSIVE"}
 MEANS = {

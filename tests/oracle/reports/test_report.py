@@ -99,7 +99,13 @@ def test_the_text_of_a_wrong_engine_says_why_and_what_next_before_what_was_not_t
 
 @pytest.mark.parametrize(
     ("target", "records"),
-    [("module:factory", True), ("transformers:", True), ("http://host:1", False), ("exec:x", False), ("a.jsonl", False)],
+    [
+        ("module:factory", True),
+        ("transformers:", True),
+        ("http://host:1", False),
+        ("exec:x", False),
+        ("a.jsonl", False),
+    ],
 )
 def test_what_is_offered_next_works_for_the_kind_of_target(wrong: Checked, target: str, records: bool) -> None:
     """Answers that were recorded, of a server or a process, can't be run again with activations."""
