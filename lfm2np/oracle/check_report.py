@@ -32,9 +32,7 @@ MEANS = {
     Verdict.BUG: "The declared format does not explain the errors, nor are they another format's everywhere.",
 }
 LOCATE = "--locate records the shortest wrong request and names the wrong operation"
-DUMP = (
-    "--locate says how to dump the shortest wrong request; --locate RECORDER records it, if that runs in Python"
-)
+DUMP = "--locate says how to dump the shortest wrong request; --locate RECORDER records it, if that runs in Python"
 ERRORS = (
     "An error of 1 is what the declared format is expected to have at that very position. Single errors are counted "
     f"beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole errors, "

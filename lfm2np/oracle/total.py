@@ -135,7 +135,7 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
         causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
     if fit is not None and not format_named(name).levels:  # under steps of weights almost anything is right
         wrong, asked = requests_of(positions)
-        where = fit.format(name, format_name)
+        where = Fit.SMALLER.format(name)
         suspect = f"run again with it if the engine computes in it; else {everywhere or EVERYWHERE}"
         if len(wrong) == len(asked) and all(cause.sure == GUESS or cause.explained is None for cause in causes):
             causes = [Suspicion(LIKELY, where, suspect), *(cause for cause in causes if cause.sure == GUESS)]
