@@ -34,7 +34,7 @@ def test_a_constant_is_no_format(model: Model) -> None:
 
 
 def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_are_right() -> None:
-    """Rotation that wraps at position 64 was "as if the scale of attention is smaller by about 4.7 %": at most positions
+    """Rotation that wraps at position 64 was "as if the scale of attention is smaller by 4.7 %": at most positions
     nothing was left, as nothing had been there."""
     random = np.random.default_rng(0)
     errors, effect = random.normal(size=(2, 1000))

@@ -135,12 +135,10 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     words = f"wrong in {len(wrong)} of {len(asked)} requests" if wrong and right else "wrong everywhere"
-    if right and (seen := tendency_of(positions)):
-        here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
-        where = f"{'more often' if seen.others[0] else 'only'} {seen.split.wrong.removeprefix('only ')}"
-        where = f"{words}, {where}: {here} against {there} {seen.split.right}"
-        accident = f"(by accident: {probability_words(seen.chance)})"
-        return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)
+    if right and (tendency := tendency_of(positions)):
+        where, suspect, explained, chance = tendency
+        accident = f"(by accident: {probability_words(chance)})"
+        return Suspicion(GUESS, f"{words}, {where} {accident}", suspect, explained, chance)
     if is_unsteady(positions):
         return Suspicion(LIKELY, f"{words}, and by other amounts where the same tokens are sent again", UNSTEADY)
     if not wrong or not right:

@@ -50,8 +50,11 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
     pairs = usable(evidence.pairs)
     truths = truths_of(evidence.model, pairs, evidence.known)
 
-    def is_right(name: str, rows: Sequence[Sequence[Row]]) -> bool:
-        answers = [(pair[0], with_rows(name, pair[1], some)) for pair, some in zip(pairs, rows, strict=True)]
+    def is_right(name: str, rows: Sequence[Sequence[Row] | None]) -> bool:
+        known = [(pair, of_answer) for pair, of_answer in zip(pairs, rows, strict=True) if of_answer is not None]
+        if len(known) < len(pairs):
+            return False
+        answers = [(request, with_rows(name, answer, of_answer)) for (request, answer), of_answer in known]
         for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(evidence.model, evidence.format_name, some, known=evidence.known)
             if is_wrong(judged) or size_of(judged) > FINE:
@@ -66,7 +69,7 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
         if is_few or is_right(name, rows):
             right += [part] if any(map(any, rows)) else []
             continue
-        way = next((words for words, undone in undone_ways(parts) if is_right(name, undone)), None)
+        way = next((words for words, undo in ways(parts) if is_right(name, list(map(undo, parts)))), None)
         if way is None:
             return None
         wrong.setdefault(way, []).append(part)
@@ -106,14 +109,6 @@ def with_rows(name: str, answer: Answer, rows: Sequence[Row]) -> Answer:
 
 
 # --- the ways
-
-
-def undone_ways(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
-    """Each possible way, in words, and the rows of all parts with it undone."""
-    for words, undo in ways(parts):
-        rows = [undone for part in parts if (undone := undo(part)) is not None]
-        if len(rows) == len(parts):
-            yield words, rows
 
 
 def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:

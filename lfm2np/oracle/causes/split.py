@@ -67,17 +67,6 @@ class Description:
         return ", ".join(dict.fromkeys(split.right for split in self.splits))
 
 
-@dataclass(frozen=True)
-class Tendency:
-    """A split under which requests are wrong more often on one side: of how many requests each, how many are wrong."""
-
-    split: Split
-    wrong: tuple[int, int]
-    others: tuple[int, int]
-    explained: float
-    chance: float
-
-
 class Positions:
     """Positions prepared for the search: which are wrong, and their weights."""
 
@@ -179,19 +168,20 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
     return None
 
 
-def tendency_of(positions: Sequence[Position]) -> Tendency | None:
-    """Of all splits, also those with wrong positions or few right ones on the right side, the least of an accident."""
-    judged, tendencies = Positions(positions), list[Tendency]()
-    if judged.wrong.any() and not judged.wrong.all():
-        for name, tag in TAGS.items():
-            splits = list(splits_of(tag, judged.levels[name], judged, judged.everywhere, is_fitted=False))
-            for split in splits:
-                wrong, others = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
-                explained = judged.explained(split.is_right, judged.everywhere)
-                chance = so_unlike(*wrong, *others) * len(splits)
-                tendencies.append(Tendency(split, wrong, others, explained, chance))
-    least = min(tendencies, key=lambda each: (each.chance, -round(each.explained, 9)), default=None)
-    return least if least is not None and least.chance <= TENDENCY_CHANCE else None
+def tendency_of(positions: Sequence[Position]) -> tuple[str, str, float, float] | None:
+    """Of all splits, also those with wrong positions or few right ones on the right side, the least of an accident:
+    where requests are wrong more often, what that points to, the share that it explains, and the chance."""
+    judged, tendencies = Positions(positions), list[tuple[str, str, float, float]]()
+    for name, tag in TAGS.items() if judged.wrong.any() and not judged.wrong.all() else ():
+        splits = list(splits_of(tag, judged.levels[name], judged, judged.everywhere, is_fitted=False))
+        for split in splits:
+            here, there = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
+            often = f"{'more often' if there[0] else 'only'} {split.wrong.removeprefix('only ')}"
+            words = f"{often}: {here[0]} of {here[1]} against {there[0]} of {there[1]} {split.right}"
+            explained = round(judged.explained(split.is_right, judged.everywhere), 9)
+            tendencies.append((words, split.suspect, explained, so_unlike(*here, *there) * len(splits)))
+    least = min(tendencies, key=lambda each: (each[3], -each[2]), default=None)
+    return least if least is not None and least[3] <= TENDENCY_CHANCE else None
 
 
 def is_unsteady(positions: Sequence[Position]) -> bool:
