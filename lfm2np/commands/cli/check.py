@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
     result, known = checked(arguments, model)
     if recorder is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder, model, known)
-    report = report_of(result)
+    report = report_of(result, arguments.target)
     show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
 
 

@@ -4,7 +4,8 @@
     level b   score(token_ids): the prompt's log-probabilities, where answers don't carry them
     level c   add(request), step(), abort(request_id), has_unfinished: used where present; see stepping.py
 
-An engine that hangs can't be stopped from here: one that may hang runs behind exec_server.py, in its own process.
+An engine that hangs can't be stopped from here, and one that ends its process ends the check: one that may do so runs
+behind exec_server.py, in its own.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class PythonTarget:
         request = greedy("probe", (0, 1), 2, prompt_logprobs=0)
         for self._accepted in (OPTIONS, OPTIONS[:1], ()):
             ((answer,),) = self._played(Trace((request,)), Abilities(self._name)).answers
-            if answer.error is None:
+            if answer.error is None or answer.is_refuted:  # refuted: it takes them, and is judged by what it says
                 break
         else:
             raise TargetError(f"{self._name}: it can't answer the prompt (0, 1) with 2 tokens: {answer.error}")
@@ -130,8 +131,8 @@ class PythonTarget:
         sizes, lacks = told(engine), lacking(engine)
         return Abilities(
             engine=f"{self._name} ({type(engine).__name__})",
-            tells_logprobs=answer.logprobs is not None,
-            tells_prompt_logprobs=answer.prompt_logprobs is not None,
+            tells_logprobs=answer.logprobs is not None or answer.is_refuted,
+            tells_prompt_logprobs=answer.prompt_logprobs is not None or answer.is_refuted,
             at_once=in_flight(self._at_once, sizes.get("max_num_seqs")),
             can_abort=self._has_steps,
             takes_stops=not lacks & {"stops", "stop-strings"},

@@ -17,6 +17,7 @@ from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
 from lfm2np.suite.itself.relations import (
+    ALONE,
     LIKELIEST,
     NEEDS,
     OTHER,
@@ -104,6 +105,7 @@ class Asking:
     is_bitwise  equal bits are demanded
     until       time.monotonic() after which no further relation is begun
     unanswered  what came instead of an answer to a question alone; such a question is not asked again
+    refuted     the first answer to a question alone that no right engine gives
     """
 
     players: Mapping[str, Target]
@@ -122,6 +124,7 @@ class Asking:
     traces: int = 0
     seconds: float = 0.0
     unanswered: list[str] = field(default_factory=list)
+    refuted: Broken | None = None
     gone: Broken | None = None  # the trace at which the engine died
     known: dict[int, list[Pair]] = field(default_factory=dict)  # the questions with their answers alone, by round
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
@@ -137,10 +140,18 @@ class Asking:
         return [each for each in self.held if each.outcome is Outcome.BROKEN]
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Asking:
-        """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone."""
+        """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone. An engine that gives
+        impossible answers to the questions alone is asked nothing else: there is nothing to compare with."""
         began = time.monotonic()
-        self.begin()
-        chosen = [*chosen, *([] if self.other is None else [OTHER])]
+        try:
+            self.begin()
+        except InconclusiveError:
+            if self.refuted is None:
+                raise
+            self.spread = spread_of((), (), self.format_name)
+        if self.refuted is not None:
+            self.held.append(Held(ALONE, Outcome.BROKEN, rounds=(1, 1), broken=self.refuted))
+        chosen = [*chosen, *([] if self.other is None else [OTHER])] if self.known else []
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
             self.held.append(self.ask(relation))
@@ -222,11 +233,16 @@ class Asking:
             unanswered += [] if usable else [(question, valid[0])]
         longest = max((question.num_tokens for question, _ in answered), default=0)
         for question, answer in unanswered:
+            if answer.is_refuted:
+                what = f"prompt of {plural(len(question.prompt_token_ids), 'token')}: {answer.error}"
+                self.refuted = self.refuted or Broken(what, Trace((question,)))
+                continue
             hint = SEE if question.num_tokens > longest else ""
             why = answer.error or "no token ids were reported"
             self.unanswered.append(f"a prompt of {plural(len(question.prompt_token_ids), 'token')} alone{hint}: {why}")
         if not answered:
-            raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
+            why = self.unanswered[-1] if self.unanswered else "no right engine gives these answers"
+            raise InconclusiveError(f"no question was answered: {why}")
         return answered
 
     def round(self, relation: Relation, number: int) -> Round:
