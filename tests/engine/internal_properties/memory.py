@@ -8,6 +8,7 @@ from internal_properties.internal import internal
 from internal_properties.state_machines.compare import require
 from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.memory import Memory
+from scheduler.plan import MoveKind
 
 
 @internal(
@@ -65,7 +66,8 @@ def growth_is_counted(example: tuple[int, int, int, int, int, int]) -> None:
     require(len(grown), len(table) + (more if done else 0), "blocks", f"{example}")
     kept = len(table) - (copies and done)
     require(grown[:kept], table[:kept], "blocks that stay", f"{example}")
-    copied = [Move(memory.groups[short].copy, table[-1], grown[len(table) - 1])] if copies and done else []
+    kind: MoveKind = "copy_window_block" if short else "copy_block"
+    copied = [Move(kind, table[-1], grown[len(table) - 1])] if copies and done else []
     require(moves, copied, "moves", f"{example}")
 
 
