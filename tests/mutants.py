@@ -49,7 +49,6 @@ FILES = [
     *sorted(
         str(path.relative_to(TOP))
         for path in (TOP / "scheduler").glob("*.py")
-        # no behaviour; a measurement
         if path.name != "__init__.py"
     ),
     *(

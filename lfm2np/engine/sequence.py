@@ -6,6 +6,7 @@ A request that asks for n samples is a list of n sequences with one prompt; Requ
 from __future__ import annotations
 
 from collections import abc
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -77,7 +78,7 @@ class Sequence(Request):
             arrived=arrived,
             text_prompt=self.text_prompt,
             stream=self.stream.copy() if self.stream else None,
-            stops=self.stops.copy(),
+            stops=copy(self.stops),
             text=self.text,
             output=list(self.output),
             logprobs=list(self.logprobs),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
-from lfm2np.engine.sampling.stop_strings import StopChecker, border_lengths
+from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.errors import RequestError
 
 LETTERS = "ab\ufffd"
@@ -54,13 +54,6 @@ def test_held_back_is_what_may_still_become_a_stop_string_and_nothing_more(
         if stopped is not None:
             return
         assert shown == text[: len(text) - longest_beginning(text, stops)]
-
-
-@given(st.text(LETTERS, min_size=1, max_size=12))
-def test_borders_are_the_longest_proper_prefixes_that_are_suffixes(stop: str):
-    for length, border in enumerate(border_lengths(stop)):
-        part = stop[:length]
-        assert border == max((n for n in range(length) if part.endswith(part[:n])), default=0)
 
 
 @pytest.mark.parametrize(
