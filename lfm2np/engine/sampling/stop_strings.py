@@ -56,6 +56,8 @@ class StopChecker:
         return shown, stopped
 
     def _take(self, piece: str) -> tuple[str, str | None]:
+        if not self._stops:
+            return piece, None
         old, text = len(self._held), self._held + piece
         matches = []  # (end, start, stop string) of those that end in the new text
         for stop in self._stops if self._may_stop else ():
@@ -72,7 +74,7 @@ class StopChecker:
 
     def _longest_beginning(self, text: str) -> int:
         """How many characters at the end of the text a stop string begins with, that is longer than they."""
-        most = min(len(text), max(map(len, self._stops), default=1) - 1)
+        most = min(len(text), max(map(len, self._stops)) - 1)
         for count in range(most, 0, -1):
             if any(len(stop) > count and stop.startswith(text[-count:]) for stop in self._stops):
                 return count
