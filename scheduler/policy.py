@@ -18,13 +18,31 @@ static          the next batch begins when the last one ended; requests enter in
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from scheduler.request import Request
 
-if TYPE_CHECKING:  # their modules import this one
-    from scheduler.config import SchedulerConfig
-    from scheduler.step import Step
+
+class Step(Protocol):
+    """What a policy sees of the step that it plans, and may call: step.py."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def has_prompts(self) -> bool: ...
+    @property
+    def has_decodes(self) -> bool: ...
+    @property
+    def admitted(self) -> list[str]: ...
+    def fill(
+        self,
+        decodes: bool = True,
+        prompts: bool = True,
+        admit: bool = True,
+        least: int = 1,
+        whole_prompts: bool = False,
+        beyond_budget: bool = False,
+    ) -> None: ...
 
 
 class FirstComeFirstServed:
@@ -32,8 +50,8 @@ class FirstComeFirstServed:
     reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
     admits_beside_running = True
 
-    def __init__(self, settings: SchedulerConfig) -> None:
-        self.settings = settings
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings  # a SchedulerConfig, whose module imports this one
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival, 0)

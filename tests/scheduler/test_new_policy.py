@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import POLICIES, Request, Scheduler, SchedulerConfig, TraceWriter, check, reasons, replay
-from scheduler.policy import FirstComeFirstServed
-from scheduler.step import Step
+from scheduler.policy import FirstComeFirstServed, Step
 
 SCHEMA = Path(__file__).parents[2] / "lfm2np" / "engine" / "schemas" / "trace.schema.json"
 
