@@ -216,7 +216,7 @@ class Undefined(Pretend):
 
     longest = 0
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         played = super().play(trace)
         wrong = (failed("logprobs[0] nan: expected a finite number", IMPOSSIBLE),)
         return replace(
