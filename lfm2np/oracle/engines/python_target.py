@@ -234,8 +234,9 @@ def answer_of(request: Request, sample: Any) -> Answer:
         return failed(f"no answer: {fault(problem)}", NO_ANSWER)
     if fields.get("finish_reason") == "error":
         return failed("the engine ended it with finish_reason error")
-    if fields.get("finish_reason") == "abort":
-        fields["prompt_logprobs"] = None  # of only a part of it
+    told = fields.get("prompt_logprobs")
+    if fields.get("finish_reason") == "abort" or (isinstance(told, list | tuple) and not told):
+        fields["prompt_logprobs"] = None  # of only a part of it; or none, by an engine that has none to tell
     return checked_answer(request, fields)
 
 

@@ -307,6 +307,18 @@ def test_an_invalid_answer_is_an_error() -> None:
         assert answer == failed(answer.error, kind)
 
 
+class WithoutPrompts(Counting):
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        return [[replace(answer, prompt_logprobs=()) for answer in answers] for answers in super().generate(requests)]
+
+
+def test_an_empty_list_of_prompt_logprobs_reports_none() -> None:
+    target = target_of("WithoutPrompts")
+    assert not target.probe().tells_prompt_logprobs
+    (answer,) = answers_to(target, [changed(REQUESTS[0], prompt_logprobs=0)])
+    assert answer.error is None and answer.prompt_logprobs is None
+
+
 def test_impossible_numbers_are_no_refusal_of_an_option() -> None:
     """Else an engine whose log-probabilities are all NaN would be one that reports none."""
     target = target_of("Undefined")
