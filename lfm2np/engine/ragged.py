@@ -96,7 +96,7 @@ def common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
     most = min(len(ids), len(other))
     differ = np.asarray(ids[:most]) != np.asarray(other[:most])
-    return int(differ.argmax()) if differ.any() else most
+    return int(np.argmax(differ)) if differ.any() else most
 
 
 def several(numerics: Numerics, runs: list[Run]) -> Mixing:

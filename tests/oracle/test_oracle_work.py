@@ -159,6 +159,5 @@ def test_vectors_are_verified_on_an_executor() -> None:
     wrong["vectors"][1]["positions"][0]["logprob"] += 2.0**-40
     with Workers(2) as executor:
         differences = verify(six(), wrong, executor=executor)
-    assert [(mismatch.vector, mismatch.position, mismatch.what) for mismatch in differences] == [
-        ("short-2-text", 0, "logprob")
-    ]
+    ((where, what),) = [(difference.where, difference.what) for difference in differences]
+    assert "short-2-text" in where and "position 0" in where and what == "logprob"

@@ -6,6 +6,7 @@ Each test has been seen failing, by a mistake put into plain.py for the purpose:
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -165,4 +166,6 @@ def test_exact_ties_fall_as_in_the_plain_definition(profile: str, values: dict[s
     row = [-99.0, 1.0, 1.0, 1.0, 1.0, -99.0]
     params = SamplingParams(profile=profile, **values)
     weights = distribution(np.asarray(row, np.float32), params, [], [], []).tolist()
-    assert [weight / sum(weights) for weight in weights] == plain.probabilities(row, params, [], [], [])
+    assert [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights] == plain.probabilities(
+        row, params, [], [], []
+    )

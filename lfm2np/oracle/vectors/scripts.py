@@ -77,29 +77,32 @@ class Script:
 
 
 Make = Callable[[Script], None]
-SCRIPTS: dict[str, tuple[Make, tuple[str, ...]]] = {}  # by name: what makes it, whose docstring is its comment; flags
+SCRIPTS: dict[str, tuple[Make, str, tuple[str, ...]]] = {}  # by name: what makes it, its comment and flags
 
 
-def script(*flags: str) -> Callable[[Make], Make]:
+def script(comment: str, *flags: str) -> Callable[[Make], Make]:
     """Puts a function into the table, under its name."""
 
     def put(make: Make) -> Make:
-        SCRIPTS[make.__name__.replace("_", "-")] = make, flags
+        SCRIPTS[make.__name__.replace("_", "-")] = make, comment, flags
         return make
 
     return put
 
 
-@script("chunk-state")
+@script("A prompt of 23 tokens in chunks of 1, 2, 5, 7 and 8.", "chunk-state")
 def uneven_chunks(run: Script) -> None:
-    """A prompt of 23 tokens in chunks of 1, 2, 5, 7 and 8."""
     run.recompute("chunks-none", (1, 2, 5, 7))
     run.finish("chunks-none")
 
 
-@script("chunk-state", "ragged-batch", "slot-index")
+@script(
+    "Each step has a chunk of one prompt and a new token of another sequence, first one first, then the other.",
+    "chunk-state",
+    "ragged-batch",
+    "slot-index",
+)
 def chunks_beside_decoding(run: Script) -> None:
-    """Each step has a chunk of one prompt and a new token of another sequence, first one first, then the other."""
     run.step(("beside-3", 3))
     for _ in range(5):
         run.step(("beside-3", 1), ("beside-40", 7))
@@ -107,9 +110,12 @@ def chunks_beside_decoding(run: Script) -> None:
     run.finish("beside-3", "beside-40")
 
 
-@script("preemption", "stale-slot")
+@script(
+    "A sequence is preempted after four tokens, another takes its place, and it comes back beside that.",
+    "preemption",
+    "stale-slot",
+)
 def preempted_decoding(run: Script) -> None:
-    """A sequence is preempted after four tokens, another takes its place, and it comes back beside that."""
     run.recompute("slot-again", (40, 1, 1))
     run.preempt("slot-again")
     run.recompute("slot-short", (1, 1))
@@ -117,9 +123,12 @@ def preempted_decoding(run: Script) -> None:
     run.finish("slot-short", "slot-again")
 
 
-@script("preemption", "chunk-state")
+@script(
+    "A prompt is preempted between its chunks, and computed anew in others, beside a sequence that came between.",
+    "preemption",
+    "chunk-state",
+)
 def preempted_prompt(run: Script) -> None:
-    """A prompt is preempted between its chunks, and computed anew in others, beside a sequence that came between."""
     run.step(("prefix-cold", 20))
     run.step(("prefix-cold", 9))
     run.preempt("prefix-cold")
@@ -129,9 +138,12 @@ def preempted_prompt(run: Script) -> None:
     run.finish("beside-40", "prefix-cold")
 
 
-@script("rollback", "block-border")
+@script(
+    "Speculation by up to eight drafts: some are accepted, up to seven rejected, also across borders of blocks.",
+    "rollback",
+    "block-border",
+)
 def rejected_drafts(run: Script) -> None:
-    """Speculation by up to eight drafts: some are accepted, up to seven rejected, also across borders of blocks."""
     run.step(("decode-32", 6))
     for accepted, rejected in cycle(DRAFTS):
         if not (left := run.left("decode-32")):
@@ -139,9 +151,13 @@ def rejected_drafts(run: Script) -> None:
         run.step(("decode-32", min(1 + accepted, left), rejected))
 
 
-@script("rollback", "ragged-batch", "slot-index")
+@script(
+    "Two sequences in one batch, of which now one, now the other, now both have drafts rejected.",
+    "rollback",
+    "ragged-batch",
+    "slot-index",
+)
 def rejected_beside_others(run: Script) -> None:
-    """Two sequences in one batch, of which now one, now the other, now both have drafts rejected."""
     names = "beside-3", "border-16"
     run.step((names[0], 3), (names[1], 16))
     while any(map(run.left, names)):
@@ -149,9 +165,12 @@ def rejected_beside_others(run: Script) -> None:
         run.step(*((name, 1, (number + index) % 3) for index, name in enumerate(names) if run.left(name)))
 
 
-@script("rollback", "chunk-state")
+@script(
+    "A chunk of a prompt is partly undone, within a block, and computed anew; so is the last token of another.",
+    "rollback",
+    "chunk-state",
+)
 def undone_chunk(run: Script) -> None:
-    """A chunk of a prompt is partly undone, within a block, and computed anew; so is the last token of another."""
     run.step(("border-16", 9))
     run.rollback("border-16", 5)
     run.step(("border-16", 3))
@@ -164,9 +183,9 @@ def undone_chunk(run: Script) -> None:
 def scripts_of(vectors: Sequence[Mapping[str, Any]]) -> list[Json]:
     """All scripts whose vectors are there: see schemas/vectors.schema.json."""
     by_id, scripts = {vector["id"]: vector for vector in vectors}, []
-    for name, (make, flags) in SCRIPTS.items():
+    for name, (make, comment, flags) in SCRIPTS.items():
         run = Script(by_id)
         with contextlib.suppress(KeyError):  # of a vector that does not fit into the context, or was not asked for
             make(run)
-            scripts.append({"id": name, "flags": list(flags), "comment": make.__doc__, "steps": run.steps})
+            scripts.append({"id": name, "flags": list(flags), "comment": comment, "steps": run.steps})
     return scripts

@@ -189,7 +189,8 @@ def helps() -> Iterator[argparse.ArgumentParser]:
             yield parser
 
 
-def test_every_help_text_has_an_example_and_exit_codes_and_fits_sixty_lines() -> None:
+def test_every_help_text_has_an_example_and_exit_codes_and_fits_sixty_lines(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     for parser in helps():
         text = parser.format_help()
         assert text.count("\n") <= 60, (parser.prog, text.count("\n"))
