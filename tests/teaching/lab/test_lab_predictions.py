@@ -20,7 +20,7 @@ from lfm2np.teaching.lab.models import Models, understand
 from lfm2np.teaching.lab.predictions import Again, Unreadable, Verdict, read_number, read_requests
 from lfm2np.teaching.lab.settings import GUESSES, Asked, Settings, examine, query_of, typed_of
 
-TEACHING = Path(__file__).parents[3] / "docs" / "learn" / "teaching.md"
+TEACHING = Path(__file__).parents[3] / "docs" / "learn" / "laboratory.md"
 EXERCISES = [(number, place) for number in LESSONS for place in (1, 2)]
 
 
