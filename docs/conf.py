@@ -16,7 +16,7 @@ copyright = "the authors of lfm2np, Apache License 2.0"
 language = "en"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "lfm2np_docs"]
-exclude_patterns = ["_build", "_ext", "README.md"]
+exclude_patterns = ["_build", "_ext"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 nitpicky = True  # a {py:obj} that is not in the reference is an error; types in signatures are no such promise
 suppress_warnings = ["ref.python"]  # a short name in a signature that several rooms have: it links to one of them

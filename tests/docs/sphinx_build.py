@@ -1,4 +1,4 @@
-"""Builds pages as docs/README.md says."""
+"""Builds pages as CONTRIBUTING.md says."""
 
 from __future__ import annotations
 

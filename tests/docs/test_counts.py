@@ -43,10 +43,3 @@ def test_the_page_on_faults_counts_what_the_catalogue_holds() -> None:
     table = {row[0]: (row[2], row[3]) for row in rows("why/faults.md", 4)[1:]}
     expected = {section: (str(every[section]), str(cited[section])) for section in sorted(every)}
     assert table == {**expected, "all": (str(every.total()), str(cited.total()))}
-
-
-def test_the_page_on_faults_says_what_left_the_catalogue_and_what_stays() -> None:
-    names = {fault.name for fault in FAULTS}
-    _, stays, left = zip(*rows("why/faults.md", 3)[1:], strict=True)
-    assert set(re.findall("`(.+?)`", " ".join(stays))) <= names
-    assert not set(re.findall("`(.+?)`", " ".join(left))) & names

@@ -25,7 +25,7 @@ NAMED = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
 
 @pytest.mark.parametrize("arithmetic", [exact, integers])
 def test_a_bias_is_rounded_after_the_sum(arithmetic):
-    """The page's example: 1 + 2**-24 + 2**-60 rounds to 1 in float64 first, and then the tie goes to even."""
+    """1 + 2**-24 + 2**-60 rounds to 1 in float64 first, and then the tie goes to even."""
     x = np.array([[1.0, 2.0**-12]], np.float32)
     matrix = arithmetic.prepare_matrix(x, "w")
     assert arithmetic.linear(x, matrix, np.array([2.0**-60], np.float32)) == 1.0

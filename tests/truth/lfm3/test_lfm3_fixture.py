@@ -61,7 +61,7 @@ def test_exact_is_integers():
 
 @pytest.mark.parametrize("name", lfm3_ablations(model().weights, model().config))
 def test_without_a_mechanism_a_task_is_lost(name: str):
-    """On few prompts of one task; docs/why/fixture.md has the table of all."""
+    """On few prompts of one task; fixtures/evaluate.py prints the table of all."""
     assert num_right(name) < num_right(None) / 2
 
 
