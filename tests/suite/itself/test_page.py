@@ -20,7 +20,7 @@ def test_every_relation_stands_on_the_page() -> None:
     assert {need for each in RELATIONS for need in (*each.needs, each.player) if need} == set(NEEDS)
 
 
-@pytest.mark.parametrize("name", ["itself_engines", "itself_faults"])
+@pytest.mark.parametrize("name", ["itself_engines", "faults_seen"])
 def test_the_tables_are_those_of_the_recorded_runs(name: str) -> None:
     command = [sys.executable, str(TOP / "fixtures" / f"{name}.py"), "--table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
