@@ -46,12 +46,7 @@ from tqdm import tqdm
 
 LOADED = (hypothesis, numpy, pytest, safetensors, tokenizers)  # before the fork, so that no child loads them again
 FILES = [
-    *sorted(
-        str(path.relative_to(TOP))
-        for path in (TOP / "scheduler").glob("*.py")
-        # no behaviour; a measurement
-        if path.name not in ("__init__.py", "benchmark.py")
-    ),
+    *sorted(str(path.relative_to(TOP)) for path in (TOP / "scheduler").glob("*.py") if path.name != "__init__.py"),
     *(
         f"lfm2np/{name}.py"
         for name in (

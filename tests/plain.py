@@ -17,14 +17,17 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from operator import add, mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file  # only reads the file: what follows is lists
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import CheckpointError
+from lfm2np.truth import elementary
 
 Row = list[float]
 Tensors = Mapping[str, list[Any]]
@@ -266,8 +269,8 @@ def probabilities(
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     eos_token_ids: Sequence[int],
-) -> Row:
-    """Probability [V] of each next token, given logits [V]; one 1.0 where greedy. ValueError if none may be chosen.
+) -> list[Fraction]:
+    """Probability [V] of each next token, given logits [V]; one 1 where greedy. ValueError if none may be chosen.
 
     Masks come first or in the middle, by profile; they commute with biases and penalties, so here they follow them.
     What the profiles then differ in is the order of the three filters. What a filter leaves is weighed anew.
@@ -279,14 +282,14 @@ def probabilities(
     values = [-math.inf if i in removed else x for i, x in enumerate(values)]
     if params.temperature == 0.0:
         best = values.index(max(values))  # of equal ones the lowest id
-        return [float(i == best) for i in range(len(row))]
+        return [Fraction(i == best) for i in range(len(row))]
     largest = max(values)
     values = [(x - largest) / params.temperature for x in values]
     for rule in {"vllm": ("min_p", "top_k", "top_p"), "transformers": ("top_k", "top_p", "min_p")}[params.profile]:
         kept = kept_ids(rule, values, params)
         values = [x if i in kept else -math.inf for i, x in enumerate(values)]
-    weights = likelihoods(values)
-    return [w / sum(weights) for w in weights]
+    weights = integer_weights(values)
+    return [Fraction(w, sum(weights)) for w in weights]
 
 
 def penalised(
@@ -319,23 +322,24 @@ def kept_ids(rule: str, values: Row, params: SamplingParams) -> set[int]:
     min_p  those at least min_p times as likely as the likeliest
     top_p  the fewest likeliest that together reach top_p of what is left; of equally likely ones the lower ids
     """
-    everyone, weights = range(len(values)), likelihoods(values)
+    everyone, weights = range(len(values)), integer_weights(values)
     if rule == "top_k":
         least = sorted(values)[-params.top_k] if 0 < params.top_k < len(values) else -math.inf
         return {i for i in everyone if values[i] >= least}
     if rule == "min_p":
-        return {i for i in everyone if weights[i] >= params.min_p}  # the likeliest weighs 1
-    kept, reached, enough = set(), 0.0, math.inf if params.top_p == 1.0 else params.top_p * sum(weights)
+        return {i for i in everyone if weights[i] >= Fraction(params.min_p) * max(weights)}
+    kept, reached, enough = set(), 0, Fraction(params.top_p) * sum(weights)
     for i in sorted(everyone, key=lambda i: (-weights[i], i)):
-        if reached < enough:
+        if reached < enough or params.top_p == 1.0:
             kept.add(i)
             reached += weights[i]
     return kept
 
 
-def likelihoods(values: Row) -> Row:
-    """exp(x), and 0 where that is below 2**-46: so unlikely a token is never drawn, though top_k still counts it."""
-    return [math.exp(x) if math.exp(x) >= 2.0**-46 else 0.0 for x in values]
+def integer_weights(values: Row) -> list[int]:
+    """exp(x - largest) in units of 2**-45, by the engine's own exp: another's last bit could round to another unit."""
+    below = np.array([x - max(values) for x in values])
+    return [round(x * 2.0**45) for x in elementary.exp(below).tolist()]
 
 
 def uniform_noise(seed: int, sample_index: int, position: int, purpose: int = 0) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
+from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config import (
     ATTENTION,
@@ -136,7 +136,7 @@ CAUSAL = {  # the classes that a config.json may name, by its model_type
     "lfm2_moe": LFM2_CLASSES,
     "lfm3": ("Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"),
 }
-QUANTISATION = ("quantization", "quantization_config", "compression_config")
+QUANTISATION = ("quantization", "quantization_config")
 LANGUAGE_MODEL = {"lfm2_vl": "lfm2", "lfm3_vl": "lfm3"}  # model_type -> that of its text_config
 OF_BOTH = (  # keys beside text_config that are about the language model, too
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "tie_embedding", "dtype", "torch_dtype"),
@@ -151,32 +151,15 @@ READ = {  # all keys that count
     *(*KEYS, *REPLACED.values(), *ECHOES, *ONLY, "model_type", "architectures", "auto_map"),
     *("dtype", "torch_dtype", "layer_types", "rope_theta", "rope_parameters", "rope_scaling"),
 }
-IGNORED: dict[str, tuple[str, ...]] = {  # that say nothing of the network, by the reason
-    "how weights were drawn before training": (
-        *("initializer_range", "block_mlp_init_scale", "block_out_init_scale"),
-        *("block_use_xavier_init", "conv_use_xavier_init"),
-    ),
-    "for training only": (
-        *("attention_dropout", "hidden_dropout", "dropout", "router_aux_loss_coef", "output_router_logits"),
-        *("gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
-    ),
-    "what transformers' classes do besides": (
-        *("_name_or_path", "name_or_path", "transformers_version", "_attn_implementation_autoset", "torchscript"),
-        *("_attn_implementation", "attn_implementation", "_experts_implementation", "use_cache", "return_dict"),
-        *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "problem_type", "id2label"),
-        *("label2id", "tokenizer_class", "prefix", "task_specific_params", "finetuning_task", "pruned_heads"),
-        *("tf_legacy_loss", "use_bfloat16", "add_cross_attention", "cross_attention_hidden_size", "is_decoder"),
-        *("tie_encoder_decoder", "decoder_start_token_id", "sep_token_id", "image_token_id"),
-    ),
-    "how transformers generates, which a request says": (
-        *("do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "max_length", "num_beams"),
-        *("num_beam_groups", "diversity_penalty", "repetition_penalty", "length_penalty", "early_stopping"),
-        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
-        *("output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
-        *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
-    ),
-    "read elsewhere": QUANTISATION,  # by packed/
-}
+WORDS = """
+    initializer_range block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
+    attention_dropout hidden_dropout dropout router_aux_loss_coef output_router_logits gradient_checkpointing
+    unsloth_fixed unsloth_version _name_or_path name_or_path transformers_version _attn_implementation_autoset
+    _attn_implementation attn_implementation _experts_implementation use_cache tokenizer_class is_decoder
+    output_attentions output_hidden_states return_dict id2label label2id problem_type torchscript image_token_id
+    do_sample temperature top_k top_p min_length max_length repetition_penalty sep_token_id pruned_heads
+    """
+IGNORED = frozenset(WORDS.split())  # say nothing of the network: how weights were drawn, training, classes, generation
 
 
 def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
@@ -189,11 +172,9 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     path = directory / "config.json"
     raw = {key: value for key, value in language_config_of(path).items() if key not in QUANTISATION}
     config = parse_config(raw, str(path), rope)
-    known = READ.union(*IGNORED.values())
-    if unread := sorted(key for key, value in raw.items() if value is not None and key not in known):
-        warnings.warn(
-            f"{path}: {', '.join(unread)}: not read, as no published config of these models has such keys", stacklevel=2
-        )
+    if unread := sorted(key for key, value in raw.items() if value is not None and key not in READ | IGNORED):
+        why = "not read, as no published config of these models has such keys"
+        warnings.warn(f"{path}: {', '.join(unread)}: {why}", stacklevel=2)
     if reading := reading_of(config):
         warnings.warn(f"{path}: {reading}", stacklevel=2)
     generation = directory / "generation_config.json"
@@ -261,21 +242,19 @@ def _require_known(raw: _Raw) -> None:
         allowed = by_type[MODEL_TYPES.index(str(model_type))]
         if allowed is not ANY and key in raw:
             expected = f"{show_json(allowed[0])} or no such key in an {model_type}"
-            require_done(any(same(raw[key], value) for value in allowed), key, raw[key], expected)
+            require(any(same(raw[key], value) for value in allowed), key, raw[key], expected)
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
         require(isinstance(raw.get(key), str | None), key, raw.get(key), "a string or null")
 
 
 def _require_causal(raw: _Raw) -> None:
     """Published encoders say lfm2, too, with a class that looks ahead in attention and convolution."""
-    classes = raw.get("architectures")
-    is_list = classes is None or isinstance(classes, list | tuple)
-    require(is_list, "architectures", classes, "a list of class names or null")
-    causal = CAUSAL[str(raw["model_type"])]
+    classes, causal = raw.get("architectures"), CAUSAL[str(raw["model_type"])]
+    if not isinstance(classes, list | tuple | None):
+        raise ConfigError(f"architectures: {show_json(classes)}, expected a list of class names or null")
     expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
-    for name in classes or ():  # type: ignore[attr-defined]
-        of_another_type = any(name in classes_of_type for classes_of_type in CAUSAL.values())
-        why = "" if of_another_type else ": lfm2np computes no encoder"
+    for name in classes or ():
+        why = "" if any(name in of_type for of_type in CAUSAL.values()) else ": lfm2np computes no encoder"
         require(name in causal, "architectures", name, expected + why)
     beside = f"{expected} in architectures beside it: the code that it names may compute anything"
     require(bool(classes) or not raw.get("auto_map"), "auto_map", raw.get("auto_map"), beside)
@@ -338,76 +317,72 @@ def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
 def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     """layer_types, or what full_attn_idxs means; attention everywhere without either, as in transformers."""
     model_type, named, indices = str(raw["model_type"]), raw.get("layer_types"), raw.get("full_attn_idxs")
-    from_indices = None if indices is None else _types_of_indices(indices, layers)
+    if indices is not None:
+        if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
+            raise ConfigError(f"full_attn_idxs: {show_json(indices)}, expected a list of integers or null")
+        for index in indices:
+            require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
+        require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
+        of_indices = tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
     if named is None:
         if model_type == "lfm3":
             return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
-        if from_indices is None and model_type == "lfm2_moe":
-            raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
-        return from_indices if from_indices is not None else (ATTENTION,) * layers
+        is_said = indices is not None or model_type != "lfm2_moe"
+        require(is_said, "layer_types", None, "a list of layer types (lfm2_moe has no default)")
+        return (ATTENTION,) * layers if indices is None else of_indices
     if not isinstance(named, list | tuple):
         raise ConfigError(f"layer_types: {show_json(named)}, expected a list of layer types or null")
     # transformers renames the legacy "attention" likewise
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
     require_layer_types(types, layers, LAYER_TYPES[model_type])
-    if from_indices is not None and types != from_indices:
-        attention_layers = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
-        raise ConfigError(
-            f"full_attn_idxs: {show_json(indices)} contradicts layer_types, which has attention in {attention_layers}"
-        )
+    if indices is not None and types != of_indices:
+        attention = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
+        why = f"contradicts layer_types, which has attention in {attention}"
+        raise ConfigError(f"full_attn_idxs: {show_json(indices)} {why}")
     return types
 
 
-def _types_of_indices(indices: object, layers: int) -> tuple[str, ...]:
-    if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
-        raise ConfigError(f"full_attn_idxs: {show_json(indices)}, expected a list of integers or null")
-    for index in indices:
-        require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
-    require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
-    return tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
+# --- rotations
 
 
-# --- rotations of an lfm2
+def _rotation(key: str, entry: object, labels: tuple[str, ...], theta: object = None) -> tuple[str, float, float]:
+    """Its label, theta (`theta` where it has none), and the share of a head's pairs that turn."""
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{key}: {show_json(entry)}, expected an object or null")
+    for name in entry.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}:
+        raise ConfigError(f"{key}.{show_json(name)}: not a parameter of {' or '.join(labels)} rotations")
+    for name in ("type", "rope_type"):
+        require(entry.get(name, labels[0]) in labels, f"{key}.{name}", entry.get(name), " or ".join(labels))
+    is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
+    require(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
+    factor = entry.get("partial_rotary_factor")
+    with naming(key, joint="."):
+        share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
+        theta = require_real("rope_theta", entry.get("rope_theta", theta), integers=True)
+    return str(entry.get("rope_type", entry.get("type", labels[0]))), theta, share
 
 
 def _rope_theta(raw: _Raw) -> float:
-    """rope_scaling or rope_parameters win over the top-level rope_theta, as in transformers."""
+    """Of an lfm2: rope_scaling or rope_parameters win over the top-level rope_theta, as in transformers."""
     top = require_real("rope_theta", raw.get("rope_theta", 1e6), integers=True)
     thetas: dict[str, float] = {}
     for key in ("rope_scaling", "rope_parameters"):
-        value = raw.get(key)
-        if value is not None and value != {}:
-            thetas[key] = _theta_of(key, value, top)
+        entry = raw.get(key)
+        if entry is None or entry == {}:
+            continue
+        if isinstance(entry, Mapping) and ATTENTION in entry:  # nested by layer type: only attention layers rotate
+            is_right = entry.keys() <= {ATTENTION, CONV} and entry.get(CONV) in (None, entry[ATTENTION])
+            require(is_right, key, entry, "an object under full_attention, the same or null under conv")
+            key, entry = f"{key}.{ATTENTION}", entry[ATTENTION]
+        _, thetas[key], share = _rotation(key, entry, ("default",), top)
+        require(share == 1.0, f"{key}.partial_rotary_factor", share, "1.0")
     if len(set(thetas.values())) > 1:
         raise ConfigError(f"rope_scaling: {show_json(raw['rope_scaling'])} contradicts rope_parameters")
     return next(iter(thetas.values()), top)
 
 
-def _theta_of(key: str, value: object, top: float) -> float:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key}: {show_json(value)}, expected an object or null")
-    if value.keys() & {ATTENTION, CONV}:  # nested by layer type: only attention layers rotate
-        inner = value.get(ATTENTION)
-        if not isinstance(inner, Mapping) or value.keys() - {ATTENTION, CONV}:
-            raise ConfigError(f"{key}: {show_json(value)}, expected an object under full_attention and nothing else")
-        is_right = value.get(CONV) is None or value[CONV] == inner
-        require(is_right, f"{key}.conv", value.get(CONV), "null or the same as full_attention")
-        return _theta_of(f"{key}.full_attention", dict(inner), top)
-    for name in ("rope_type", "type"):
-        require_done(value.get(name, "default") == "default", f"{key}.{name}", value.get(name), "'default'")
-    unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
-    if unknown:
-        raise ConfigError(f"{key}.{show_json(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
-    factor = value.get("partial_rotary_factor")
-    require(any(same(factor, whole) for whole in ONE), f"{key}.partial_rotary_factor", factor, "1.0")
-    return require_real("rope_theta", value.get("rope_theta", top), integers=True)
-
-
-# --- rotations of an lfm3
-
-
 def _rotations(raw: _Raw, layer_types: tuple[str, ...], reading: str) -> dict[str, object]:
-    """The fields of ModelConfig that say how queries and keys are rotated in each kind of attention that there is."""
+    """Of an lfm3: the fields that say how queries and keys are rotated in each kind of attention that there is."""
     keys = (key for key in ("rope_parameters", "rope_scaling") if raw.get(key) is not None)
     entries = raw[key] if (key := next(keys, None)) else DEFAULT_ROPES
     kinds = [kind for kind in (ATTENTION, SLIDING) if kind in layer_types]
@@ -415,29 +390,10 @@ def _rotations(raw: _Raw, layer_types: tuple[str, ...], reading: str) -> dict[st
         raise ConfigError(f"rope_parameters: {show_json(entries)}, expected an object for each of {', '.join(kinds)}")
     fields: dict[str, object] = {"rope_theta": 1e6}
     for kind in kinds:
-        theta, share, relabelled = _rotation(f"rope_parameters.{kind}", entries[kind], kind, reading)
+        label, theta, share = _rotation(f"rope_parameters.{kind}", entries[kind], ("default", "proportional"))
+        if label == "default" and share != 1.0:
+            fields[LABEL_IN_DOUBT[kind]] = True
+            share = share if kind == ATTENTION and reading == "trained" else 1.0
         prefix = "" if kind == ATTENTION else "sliding_"
         fields |= {f"{prefix}rope_theta": theta, f"{prefix}partial_rotary_factor": share}
-        fields |= {LABEL_IN_DOUBT[kind]: True} if relabelled else {}
     return fields
-
-
-def _rotation(key: str, entry: Mapping[str, object], kind: str, reading: str) -> tuple[float, float, bool]:
-    """Theta, the share of a head's pairs that turn, and whether the label says otherwise."""
-    for name in entry:
-        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
-            raise ConfigError(f"{key}.{show_json(name)}: not a parameter of LFM3's rotations")
-    label = entry.get("rope_type", entry.get("type", "default"))
-    require(label in ("default", "proportional"), f"{key}.rope_type", label, "'default' or 'proportional'")
-    is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
-    require_done(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
-    if "rope_theta" not in entry:
-        raise ConfigError(f"{key}.rope_theta: absent, expected a number")
-    factor = entry.get("partial_rotary_factor")
-    with naming(key, joint="."):
-        theta = require_real("rope_theta", entry["rope_theta"], integers=True)
-        share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
-    if label == "proportional" or share == 1.0:
-        return theta, share, False
-    as_trained = kind == ATTENTION and reading == "trained"
-    return theta, share if as_trained else 1.0, True

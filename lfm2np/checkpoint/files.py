@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.checkpoint.config_json import load_config
@@ -15,7 +15,7 @@ from lfm2np.checkpoint.plain import INDEX, SINGLE, read_weight_map
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.checkpoint.tensors import open_checkpoint, settings_in
-from lfm2np.checkpoint.text.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import TOKENIZER, Tokenizer, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
 from lfm2np.truth.config import ModelConfig
 
@@ -60,13 +60,17 @@ def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None) -
     container = open_container(path) if is_gguf(path) else None
     directory = directory_of(path) if named is None else named
     if container is None or named is not None or is_present(directory / TOKENIZER, TokenizerError):
-        return load_tokenizer(directory, config, None if container is None else partial(template_of, container))
+        tokenizer = load_tokenizer(directory, config)
+        if container is not None and tokenizer.chat.template is None and (template := template_of(container)):
+            tokenizer.chat = replace(tokenizer.chat, template=template[0], source=template[1])
+        return tokenizer
     if not has_tables(container):
         raise TokenizerError(
             f"{path}: no tables of a tokenizer in it and no {TOKENIZER} beside it; name a directory that has one"
         )
-    backend = backend_of(tokenizer_json(container, config).encode(), config, str(path))
-    return Tokenizer(backend, config, chat_of(container, config, backend.entry))
+    tokenizer = Tokenizer(tokenizer_json(container, config).encode(), config, str(path))
+    tokenizer.chat = chat_of(container, config, tokenizer.token)
+    return tokenizer
 
 
 def tokenizer_place(named: str | Path | None) -> Path | None:
@@ -83,9 +87,9 @@ def config_file(path: Path) -> Path:
 
 
 def weight_files(path: Path) -> list[str]:
-    """The GGUF and its splits; or as tensors.py chooses them: the single file, else the index and its shards."""
+    """The GGUF; or as plain.py chooses them: the single file, else the index and its shards."""
     if is_gguf(path):
-        return [split.name for split in open_container(path).paths]
+        return [path.name]
     if is_present(path / SINGLE, CheckpointError):
         return [SINGLE]
     return [INDEX, *sorted(set(read_weight_map(path / INDEX).values()))]

@@ -1,6 +1,7 @@
-"""Where our tensors stand in a file: as they are, as one expert of several, or in some rows; and which shape is right.
+"""Where our tensors stand in a file, and that all of them are there and nothing else, each of the shape it must have.
 
-A tensor of another shape than the config says is refused with the key that says so.
+One of ours is a tensor of the file, one expert of it, or some of its rows. names.py and gguf/names.py say which; what
+is missing, unexpected or of another shape or type is refused here, by the file's names, with the keys that say so.
 """
 
 from __future__ import annotations
@@ -10,96 +11,86 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from lfm2np.checkpoint.names import listed
-from lfm2np.checkpoint.stored import StoredTensor
+import numpy as np
+
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import Dim, layout_of
+from lfm2np.truth.layers import Dim
 from lfm2np.values import plain
-
-FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]
-EXPERT = re.compile(r"(model\.layers\.[0-9]+\.feed_forward)\.experts\.([0-9]+)\.(w[123])\.weight")
 
 
 class Place(NamedTuple):
     """Where one of our tensors stands in a file: in which of its tensors, as which expert of it, in which rows.
 
     first, rows  where the file has several of ours below each other: the first row of ours, and how many there are
+    axes         which of our axes the file has, in its order, where it has taps [D, 1, L] as [D, L, 1] or [D, L]
     """
 
     name: str
     expert: int | None = None
     first: int = 0
     rows: Dim | None = None
+    axes: tuple[int, ...] | None = None
+
+
+Plan = Mapping[str, tuple[Place, tuple[Dim, ...]]]  # our name -> where it stands, and its dimensions here
 
 
 def whole_dims(place: Place, dims: tuple[Dim, ...], experts: Dim) -> tuple[Dim, ...]:
     """Of the file's tensor, where ours has `dims` and a layer so many experts."""
+    if place.axes is not None:
+        return tuple(dims[axis] for axis in place.axes)
     dims = dims if place.rows is None else (place.rows, *dims[1:])
     return dims if place.expert is None else (experts, *dims)
-
-
-def part_of(whole: StoredTensor, place: Place, name: str, dims: tuple[Dim, ...], experts: Dim) -> StoredTensor:
-    """Ours as a view, whose source names what the file has. CheckpointError for a whole of another shape."""
-    require_shape(whole, whole_dims(place, dims, experts))
-    values, number = (whole.values, "") if place.expert is None else (whole.values[place.expert], f"[{place.expert}]")
-    if place.rows is not None:
-        values = values[place.first : place.first + dims[0][0]]
-    return replace(whole, name=name, values=values, source=f"{whole.source}: {whole.name}{number}")
 
 
 def experts_of(config: ModelConfig) -> Dim:
     return (0 if config.mixture is None else config.mixture.num_experts), "num_experts"
 
 
-def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """The tensors with fused experts as views, one tensor an expert.
-
-    CheckpointError for fused ones of another shape, one without the other, or beside single ones of their layer.
-    """
-    apart = dict(tensors)
-    for name, dims in layout_of(config).items():
-        if (matched := EXPERT.fullmatch(name)) is None:
-            continue  # fused ones in a dense layer are refused as unexpected
-        fused, width = [f"{matched[1]}.experts.{part}" for part in FUSED], dims[0]
-        place = Place(fused[1], int(matched[2]))
-        if matched[3] != "w2":
-            first = width[0] if matched[3] == "w3" else 0
-            place = Place(fused[0], int(matched[2]), first, (2 * width[0], f"2*{width[1]}"))
-        beside = next((tensors[each] for each in fused if each in tensors), None)
-        if beside is None:
-            continue
-        if name in tensors:
-            both = f"{beside.name} stands beside {plain(name)}"
-            raise CheckpointError(f"{beside.source}: {both}, expected the experts fused or one tensor each")
-        if place.name not in tensors:
-            sizes = whole_dims(place, dims, experts_of(config))
-            expected = f"{tuple(size for size, _ in sizes)} from {origins_of(sizes)} beside {beside.name}"
-            raise CheckpointError(f"{beside.source}: missing {place.name}, expected {expected}")
-        apart.pop(place.name, None)
-        apart[name] = part_of(tensors[place.name], place, name, dims, experts_of(config))
-    return apart
-
-
-def require_names(
-    found: Mapping[str, StoredTensor],
-    expected: Mapping[str, tuple[Dim, ...]],
+def collected(
+    tensors: Mapping[str, StoredTensor],
+    plan: Plan,
+    config: ModelConfig,
     source: str,
-    facts: Callable[[str], str],
-    called: Callable[[str], str] = str,
-) -> None:
-    """CheckpointError for a tensor that is missing or unexpected; `facts` are the keys that decide about a name."""
-    missing, unexpected = expected.keys() - found, found.keys() - expected
-    if missing:
-        shape = tuple(size for size, _ in expected[min(missing)])
-        names, what = {called(name) for name in missing}, f"missing {len(missing)} of"
-    elif unexpected:
-        shape = found[min(unexpected)].shape
-        names, what = {found[name].name for name in unexpected}, f"{len(unexpected)} unexpected beside"
-    else:
-        return
-    why = f"the first of shape {shape}; {facts(min(missing or unexpected))}"
-    raise CheckpointError(f"{source}: {what} the {len(expected)} tensors: {listed(names)} ({why})")
+    spelled: Callable[[str], str] = str,
+) -> dict[str, StoredTensor]:
+    """Ours, as views of the file's. CheckpointError for one too few or too many, or of another shape or type.
+
+    spelled  keys of config.json in a text -> as the file has them
+    """
+    number, origin = experts_of(config)
+    experts = number, spelled(origin)
+    whole = {place.name: whole_dims(place, dims, experts) for place, dims in plan.values()}
+    missing, unexpected = whole.keys() - tensors, tensors.keys() - whole
+    if missing or unexpected:
+        name = min(missing or unexpected)
+        names = sorted(missing or {tensors[each].name for each in unexpected})
+        shape = tuple(size for size, _ in whole[name]) if missing else tensors[name].shape
+        what = f"missing {len(names)} of" if missing else f"{len(names)} unexpected beside"
+        listed = ", ".join(map(plain, names[:5])) + (", ..." if len(names) > 5 else "")
+        why = f"the first of shape {shape}; {spelled(facts_of(name, config))}"
+        raise CheckpointError(f"{source}: {what} the {len(whole)} tensors: {listed} ({why})")
+    for name, dims in whole.items():
+        require_shape(tensors[name], dims)
+    return {name: part_of(tensors[place.name], place, name, dims) for name, (place, dims) in plan.items()}
+
+
+def part_of(whole: StoredTensor, place: Place, name: str, dims: tuple[Dim, ...]) -> StoredTensor:
+    """Ours as a view, whose source names what the file has."""
+    if not whole.is_quantised and whole.dtype not in DTYPES:
+        raise whole.wrong(f"dtype {whole.dtype}, expected one of {', '.join(DTYPES)} of what is not quantised")
+    if whole.is_quantised and len(dims) != 2:
+        raise whole.wrong(f"{whole.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
+    if place.name == name and whole.name == name and place.axes is None:
+        return whole
+    values, number = (whole.values, "") if place.expert is None else (whole.values[place.expert], f"[{place.expert}]")
+    if place.rows is not None:
+        values = values[place.first : place.first + dims[0][0]]
+    if place.axes is not None and isinstance(values, np.ndarray):
+        values = values.reshape([size for size, _ in dims])
+    return replace(whole, name=name, values=values, source=f"{whole.source}: {whole.name}{number}")
 
 
 def facts_of(name: str, config: ModelConfig) -> str:
@@ -122,15 +113,7 @@ def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
     """CheckpointError unless the tensor has these dimensions; it names those that differ and where they come from."""
     shape, expected = tensor.shape, tuple(size for size, _ in dims)
     if shape != expected:
-        raise tensor.wrong(f"shape {shape}, expected {expected} from {origins_of(differing(shape, dims))}")
-
-
-def differing(shape: tuple[int, ...], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The dimensions of `dims` that a shape does not have; all where their number is another."""
-    if len(shape) != len(dims):
-        return dims
-    return tuple(dim for dim, size in zip(dims, shape, strict=True) if dim[0] != size)
-
-
-def origins_of(dims: tuple[Dim, ...]) -> str:
-    return ", ".join(f"{origin}={size}" for size, origin in dims)
+        if len(shape) == len(dims):
+            dims = tuple(dim for dim, size in zip(dims, shape, strict=True) if dim[0] != size)
+        origins = ", ".join(f"{origin}={size}" for size, origin in dims)
+        raise tensor.wrong(f"shape {shape}, expected {expected} from {origins}")

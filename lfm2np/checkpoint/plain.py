@@ -2,7 +2,7 @@
 
 `model.safetensors`, or shards listed by `model.safetensors.index.json`; where both stand, the single file counts, as
 in transformers. Pickles (*.bin, *.pt) are never read. Every CheckpointError names the file. Nothing here knows of
-quantised matrices: tensors.py puts them in between `under_our_names` and `selected`.
+quantised matrices: tensors.py puts them in between `language_part` and `selected`.
 Source: the safetensors format (8 bytes little-endian header length, JSON header, data); transformers models/lfm2.
 """
 
@@ -11,22 +11,19 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config_json import is_vision_language
-from lfm2np.checkpoint.layout import facts_of, require_names, require_shape, taken_apart
-from lfm2np.checkpoint.names import in_file, language_tensors, lfm3_tensors
-from lfm2np.checkpoint.stored import CHUNK, DTYPES, Array, StoredTensor
+from lfm2np.checkpoint.layout import collected
+from lfm2np.checkpoint.names import language_tensors, plan_of
+from lfm2np.checkpoint.stored import CHUNK, DTYPES, PARTS, Array, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import layout_of
 from lfm2np.truth.weights import EMBEDDING, HEAD
 from lfm2np.values import plain, show
 
@@ -35,41 +32,26 @@ INDEX = "model.safetensors.index.json"
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 
-Dtypes = Mapping[str, np.dtype[Any]]
+
+def selected(tensors: Mapping[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
+    """Exactly `expected_tensors(config)`, each of its shape; a tied model's head must repeat its embedding."""
+    ours = collected(tensors, plan_of(tensors, config), config, source)
+    if config.tie_word_embeddings and (head := ours.pop(HEAD, None)) is not None:
+        _require_equal_bytes(head, ours[EMBEDDING])
+    return ours
 
 
-def under_our_names(
-    directory: Path, config: ModelConfig, dtypes: Dtypes = DTYPES
-) -> tuple[dict[str, StoredTensor], str]:
-    """As open_tensors; of the language model only, and by the names of truth/weights.py."""
-    tensors, source = open_tensors(directory, dtypes)
-    if is_vision_language(directory):
-        tensors = language_tensors(tensors, source)
-    return (lfm3_tensors(tensors, source) if config.model_type == "lfm3" else tensors), source
-
-
-def selected(whole: Mapping[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
-    """Exactly `expected_tensors(config)`, each of its shape: fused experts are taken apart, a tied head is left out."""
-    tensors, layout = taken_apart(whole, config), layout_of(config)
-    with_head = layout | ({HEAD: layout[EMBEDDING]} if HEAD in tensors else {})  # a tied model's file may repeat it
-    called = in_file if config.model_type == "lfm3" else str
-    require_names(tensors, with_head, source, partial(facts_of, config=config), called)
-    for name, tensor in tensors.items():
-        require_shape(tensor, with_head[name])
-    if HEAD in tensors and config.tie_word_embeddings:
-        _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
-    return {name: tensors[name] for name in layout}
+def language_part(directory: Path) -> tuple[dict[str, StoredTensor], str]:
+    """As open_tensors; of a model that also sees the language model's only, by the names that it has alone."""
+    tensors, source = open_tensors(directory)
+    return (language_tensors(tensors, source) if is_vision_language(directory) else tensors), source
 
 
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
-    is_of_a_kind = (head.dtype, _form_of(head)) == (embedding.dtype, _form_of(embedding))
-    if not is_of_a_kind or not all(map(np.array_equal, _bytes_of(head), _bytes_of(embedding))):
+    kinds = [(each.dtype, each.shape, [array.dtype for array in each.arrays]) for each in (head, embedding)]
+    if kinds[0] != kinds[1] or not all(map(np.array_equal, _bytes_of(head), _bytes_of(embedding))):
         expected = "expected equal bytes from tie_word_embeddings=true (config.json)"
         raise CheckpointError(f"{head.source}: {head.name} differs from {embedding.name}, {expected}")
-
-
-def _form_of(tensor: StoredTensor) -> object:
-    return tensor.shape if isinstance(tensor.values, np.ndarray) else tensor.values.form
 
 
 def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
@@ -82,16 +64,16 @@ def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
 # --- files
 
 
-def open_tensors(directory: Path, dtypes: Dtypes = DTYPES) -> tuple[dict[str, StoredTensor], str]:
+def open_tensors(directory: Path) -> tuple[dict[str, StoredTensor], str]:
     """Every tensor of the checkpoint, whatever the config says, and the file that lists them."""
     if not directory.is_dir():
         state = "is a file" if directory.exists() else "does not exist"
         raise CheckpointError(f"{directory}: {state}, expected a directory with {SINGLE}")
     single, index = directory / SINGLE, directory / INDEX
     if is_present(single, CheckpointError):  # a dangling link must not fall through to the index
-        return _map_file(single, dtypes), str(single)
+        return _map_file(single), str(single)
     if is_present(index, CheckpointError):
-        return _open_shards(index, dtypes), str(index)
+        return _open_shards(index), str(index)
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickles:
         raise CheckpointError(
@@ -100,26 +82,20 @@ def open_tensors(directory: Path, dtypes: Dtypes = DTYPES) -> tuple[dict[str, St
     raise CheckpointError(f"{directory}: no weights, expected {SINGLE} or {INDEX}")
 
 
-def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
+def _open_shards(index: Path) -> dict[str, StoredTensor]:
     weight_map = read_weight_map(index)
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():
             raise CheckpointError(f"{index}: names the shard {show(shard)}, which does not exist")
-        for name, tensor in _map_file(path, dtypes).items():
-            if name in tensors:
-                also = tensors[name].source
-                raise CheckpointError(f"{path}: {plain(name)} stands also in {also}, expected one of them")
+        for name, tensor in _map_file(path).items():
+            if name in tensors or weight_map.get(name) != shard:
+                other = tensors[name].source if name in tensors else weight_map.get(name, "no shard")
+                raise CheckpointError(f"{path}: holds {plain(name)}, expected it in {other} ({index.name})")
             tensors[name] = tensor
-    for name, tensor in tensors.items():
-        if name not in weight_map:
-            raise CheckpointError(f"{tensor.source}: holds {plain(name)}, which {index} does not list")
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise CheckpointError(f"{index}: {plain(name)} should be in {shard}, which does not hold it")
-        if tensors[name].source != str(index.parent / shard):
-            raise CheckpointError(f"{index}: {plain(name)} should be in {shard}, but {tensors[name].source} holds it")
+    for name in sorted(weight_map.keys() - tensors):
+        raise CheckpointError(f"{index}: {plain(name)} should be in {weight_map[name]}, which does not hold it")
     return tensors
 
 
@@ -136,11 +112,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _map_file(path: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
+def _map_file(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of one file as a view of one memory map."""
     header, origin = _read_header(path)
     data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)[origin:]
-    return {name: _tensor(path, name, fields, data, dtypes) for name, fields in header.items()}
+    return {name: _tensor(path, name, fields, data) for name, fields in header.items()}
 
 
 def _read_header(path: Path) -> tuple[dict[str, object], int]:
@@ -173,15 +149,15 @@ def _read_header(path: Path) -> tuple[dict[str, object], int]:
     return header, 8 + length
 
 
-def _tensor(path: Path, name: str, fields: object, data: Array, dtypes: Dtypes) -> StoredTensor:
+def _tensor(path: Path, name: str, fields: object, data: Array) -> StoredTensor:
     """Of one header entry; its range is checked again although the library has, being what we index with."""
     if not isinstance(fields, dict):  # the library would also take ["F32", [2], [0, 8]]
         raise CheckpointError(f"{path}: {plain(name)}: {show(fields)}, expected dtype, shape and data_offsets")
     dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
-    if dtype not in dtypes:
-        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(dtypes)}")
-    if end - begin != math.prod(shape) * dtypes[dtype].itemsize or not 0 <= begin <= end <= len(data):
+    if dtype not in (known := DTYPES | PARTS):
+        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(known)}")
+    if end - begin != math.prod(shape) * known[dtype].itemsize or not 0 <= begin <= end <= len(data):
         raise CheckpointError(f"{path}: {plain(name)}: bytes {begin} to {end} do not hold {dtype} of shape {shape}")
-    return StoredTensor(name, dtype, data[begin:end].view(dtypes[dtype]).reshape(shape), str(path))
+    return StoredTensor(name, dtype, data[begin:end].view(known[dtype]).reshape(shape), str(path))

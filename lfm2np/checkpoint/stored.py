@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,60 @@ from lfm2np.errors import CheckpointError
 from lfm2np.values import show
 
 if TYPE_CHECKING:
-    from lfm2np.checkpoint.quantised_rows import QuantisedRows
     from lfm2np.truth.integers import Weights
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+PARTS: dict[str, np.dtype[Any]] = {  # of what makes a quantised matrix in safetensors
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
+}
 CHUNK = 2**20  # elements looked at together: keeps temporaries small
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 
 Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantisedRows:
+    """Rows of a quantised matrix, indexed as an array is: PackedRows of safetensors, BlockRows of GGUF.
+
+    Its fields are arrays, which an index is applied to, but for those of `SHARED`; and what says how they are read.
+    """
+
+    SHARED: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def by_field(self) -> dict[str, Array]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.by_field.values())
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Self:
+        """Of the first axis: a number of experts, a slice or an array of rows."""
+        parts: Any = {name: array[index] for name, array in self.by_field.items() if name not in self.SHARED}
+        return replace(self, **parts)
+
+    def widened(self) -> npt.NDArray[np.float64]:
+        """[..., columns], exactly the stored values."""
+        raise NotImplementedError
+
+    def problem(self) -> str | None:
+        """In words, the first number that is not finite, or that no float32 holds."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,9 +120,3 @@ def require(is_right: bool, key: str, value: object, expected: str) -> None:
     """ConfigError names the key, the value and what was expected."""
     if not is_right:
         raise ConfigError(f"{key}: {show_json(value)}, expected {expected}")
-
-
-def require_done(is_done: bool, key: str, value: object, expected: str) -> None:
-    """The same of what has a meaning elsewhere."""
-    if not is_done:
-        raise ConfigError(f"{key}: {show_json(value)} is not implemented, expected {expected}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,19 +10,19 @@ from pathlib import Path
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
 from lfm2np.checkpoint.names import PREFIXES
 from lfm2np.checkpoint.packed import auto, compressed, mlx
-from lfm2np.checkpoint.packed.matrix_parts import with_matrices
-from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
+from lfm2np.checkpoint.packed.matrix_parts import modules, with_matrices
 from lfm2np.checkpoint.packed.settings import AutoSettings, CompressedSettings, MlxSettings, Settings, settings_of
-from lfm2np.checkpoint.plain import selected, under_our_names
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.plain import language_part, selected
+from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import layout_of
-from lfm2np.truth.weights import HEAD
-from lfm2np.values import plain
 
-ALL_DTYPES = DTYPES | PACKED_DTYPES
+READERS: dict[type[Settings], Callable[..., StoredTensor | None]] = {
+    MlxSettings: mlx.read_matrix,
+    CompressedSettings: compressed.read_matrix,
+    AutoSettings: auto.read_matrix,
+}
 
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
@@ -33,8 +33,13 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     """
     try:
         settings = settings_in(directory)
-        tensors, source = under_our_names(directory, config, DTYPES if settings is None else ALL_DTYPES)
-        return selected(unpacked(tensors, config, settings, source), config, source)
+        tensors, source = language_part(directory)
+        if isinstance(settings, MlxSettings):
+            mlx.require_modules(tensors, config, settings, source)
+        if settings is not None:
+            read = partial(READERS[type(settings)], settings=settings)
+            tensors = with_matrices(tensors, source, config, read)
+        return selected(tensors, config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
 
@@ -54,22 +59,18 @@ def settings_in(directory: Path) -> Settings | None:
     return settings
 
 
-def unpacked(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: Settings | None, source: str
-) -> dict[str, StoredTensor]:
-    """Under our names; what is none of ours keeps its own. CheckpointError names the file, the tensor and the key."""
-    if settings is None and not mlx.has_their_names(tensors):
-        return mlx.with_our_taps(tensors, config)
-    if isinstance(settings, CompressedSettings):
-        ours = with_matrices(tensors, config, source, partial(compressed.read_matrix, settings=settings))
-    elif isinstance(settings, AutoSettings):
-        ours = with_matrices(tensors, config, source, partial(auto.read_matrix, settings=settings))
-    else:
-        ours = mlx.in_our_names(tensors, config, settings, source)
-    known = layout_of(config).keys() | {HEAD}
-    for name in sorted(ours.keys() & known):  # others are refused as unexpected
-        tensor = ours[name]
-        if not tensor.is_quantised and tensor.dtype not in DTYPES:
-            expected = f"one of {', '.join(DTYPES)} of what is not quantised"
-            raise CheckpointError(f"{tensor.source}: {plain(tensor.name)}: dtype {tensor.dtype}, expected {expected}")
-    return ours
+def input_roundings(path: Path, config: ModelConfig) -> dict[str, compressed.InputRounding]:
+    """By our name of a product's weights; empty of a checkpoint that does not say so, as all other kinds.
+
+    Products that an engine makes one of several (q, k, v) may have different static scales: vLLM takes the largest.
+    ConfigError or CheckpointError names the file.
+    """
+    settings = settings_in(path) if path.is_dir() else None
+    if not isinstance(settings, CompressedSettings) or not any(scheme.inputs for scheme in settings.schemes):
+        return {}
+    roundings = {}
+    for name, parts, _ in modules(*language_part(path), config):
+        scheme = settings.of(parts.names, compressed.class_of(parts.name))
+        if scheme is not None and scheme.inputs is not None and "weight_scale" in parts:
+            roundings[name] = compressed.rounding_of_inputs(parts, scheme.inputs)
+    return roundings

@@ -366,12 +366,9 @@ class Engine:
     def _take(self, sequence: Sequence, last: int, now: float) -> bool:
         """Notes when a token came, the last of a step, and why it ended; whether a stop string ended it."""
         sequence.first_token, sequence.last_token = now if sequence.first_token is None else sequence.first_token, now
-        is_eos = not sequence.params.ignore_eos and last in self.model.config.eos_token_ids
-        if sequence.finish_reason is FinishReason.STOP and not is_eos:
-            sequence.stop_reason = last
+        sequence.note_stop(last, self.model.config.eos_token_ids)
         if sequence.stop_string is None:
             return False
-        sequence.stop_reason = sequence.stop_string
         has_ended = sequence.is_finished
         if has_ended:
             sequence.finish_reason = FinishReason.STOP

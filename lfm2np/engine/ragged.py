@@ -94,14 +94,9 @@ def branches_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[
 
 def common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences begin with alike."""
-    same, most = 0, min(len(ids), len(other))
-    while same < most:  # halves: slices are compared faster than tokens
-        middle = (same + most + 1) // 2
-        if list(ids[same:middle]) == list(other[same:middle]):
-            same = middle
-        else:
-            most = middle - 1
-    return same
+    most = min(len(ids), len(other))
+    differ = np.asarray(ids[:most]) != np.asarray(other[:most])
+    return int(differ.argmax()) if differ.any() else most
 
 
 def several(numerics: Numerics, runs: list[Run]) -> Mixing:

@@ -6,6 +6,7 @@ A request that asks for n samples is a list of n sequences with one prompt; Requ
 from __future__ import annotations
 
 from collections import abc
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -65,6 +66,14 @@ class Sequence(Request):
             piece, self.stop_string = self.stops.finish(self.stream.finish())
             self.text += piece
 
+    def note_stop(self, last: int, eos_token_ids: abc.Collection[int]) -> None:
+        """What it stopped at, if it did: a stop string, or its last token, unless that is an EOS."""
+        is_eos = not self.params.ignore_eos and last in eos_token_ids
+        if self.stop_string is not None:
+            self.stop_reason = self.stop_string
+        elif self.finish_reason is FinishReason.STOP and not is_eos:
+            self.stop_reason = last
+
     def forked(self, request_id: str, params: SamplingParams, seed: int, arrived: float) -> Sequence:
         """A request of its own that has its text and log-probabilities so far; Scheduler.fork() gives it the rest."""
         given = {each.name: getattr(self, each.name) for each in fields(Request) if each.init}
@@ -77,7 +86,7 @@ class Sequence(Request):
             arrived=arrived,
             text_prompt=self.text_prompt,
             stream=self.stream.copy() if self.stream else None,
-            stops=self.stops.copy(),
+            stops=copy(self.stops),
             text=self.text,
             output=list(self.output),
             logprobs=list(self.logprobs),

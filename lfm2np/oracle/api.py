@@ -63,7 +63,8 @@ def check(
         )
     )
     with contextlib.closing(target):
-        return as_json(report_of(checked(oracle, target, format, most, first, cases, executor=place)))
+        result = checked(oracle, target, format, most, first, cases, executor=place)
+        return as_json(report_of(result, engine if isinstance(engine, str) else ""))
 
 
 def exact_model(model: Model | str | Path | None) -> Model:

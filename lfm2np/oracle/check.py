@@ -14,9 +14,9 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle import agreement
+from lfm2np.oracle.causes.everywhere import reading_cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.groups import OFF
-from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of, whole_request

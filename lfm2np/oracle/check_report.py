@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
 from lfm2np.oracle.engines.records import Answer, Request, shown_ids
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
+from lfm2np.oracle.recorders.registry import shows_answers_only
 from lfm2np.oracle.report import report as reports
 from lfm2np.oracle.report.report import Case, Code, Finding, Report, Section, Table, number, plural
 from lfm2np.oracle.workloads import CASES
@@ -32,6 +32,7 @@ MEANS = {
     Verdict.BUG: "The declared format does not explain the errors, nor are they another format's everywhere.",
 }
 LOCATE = "--locate records the shortest wrong request and names the wrong operation"
+DUMP = "--locate says how to dump the shortest wrong request; --locate RECORDER records it, if that runs in Python"
 ERRORS = (
     "An error of 1 is what the declared format is expected to have at that very position. Single errors are counted "
     f"beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole errors, "
@@ -52,8 +53,10 @@ def exit_code(verdict: Verdict) -> int:
     return reports.WRONG if verdict in WRONG else reports.RIGHT
 
 
-def report_of(checked: Checked) -> Report:
+def report_of(checked: Checked, target: str = "") -> Report:
+    """`target`, by its name, decides what can be offered next."""
     total = checked.total
+    locate = DUMP if shows_answers_only(target) else LOCATE
     where = checked.cause.reason if checked.cause else None
     return Report(
         command="check",
@@ -61,7 +64,7 @@ def report_of(checked: Checked) -> Report:
         exit_code=exit_code(total.verdict),
         means=MEANS[total.verdict],
         findings=[Finding("reason", reason) for reason in (*total.reasons, *([where] if where else []))],
-        next_steps=[LOCATE] if total.first_wrong and total.verdict is Verdict.BUG and checked.cause is None else [],
+        next_steps=[locate] if total.first_wrong and total.verdict is Verdict.BUG and checked.cause is None else [],
         facts={name: words for name, words in facts_of(checked).items() if words or name == "engine"},
         not_tested=checked.not_tested,
         sections=[section for section in sections_of(checked) if section.blocks],
@@ -216,7 +219,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
     total = checked.total
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     return {
-        "suspects": lines(total.causes),
+        "suspects": [cause.line for cause in total.causes],
         "causes": [asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else asdict(total.constants),
         "repeats": [asdict(repeat) for repeat in checked.repeats],

@@ -16,7 +16,7 @@ from lfm2np.oracle import agreement
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import DEAD, Pair, Request, Trace, changed, greedy, samples_of
-from lfm2np.oracle.engines.target import Abilities, Answers, Target, TargetError, in_flight
+from lfm2np.oracle.engines.target import Abilities, Target, TargetError, in_flight
 from lfm2np.oracle.report.report import plural
 from lfm2np.oracle.workloads import SAMPLES, Writer, noted, noted_behind, rounds
 from lfm2np.values import ProgressOf
@@ -58,7 +58,7 @@ def send_all(
     """Sends the workloads, as long as `on` says so.
 
     at_once     most requests in flight together; None: as many as the engine has slots
-    transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
+    transcript  keeps the answers to each trace; requests that it has an answer to are not sent again
     max_model_len  of long requests: see workloads.Writer
     errors      TargetError if the engine can't be run, or is gone; with what was received before
     """
@@ -168,7 +168,7 @@ def past_ends(model: Model, pairs: Sequence[Pair], abilities: Abilities, orders:
 
 
 def answered(target: Target, trace: Trace, transcript: Transcript | None = None) -> list[Pair]:
-    """Requests and answers of a trace, without the cancelled; each is in the transcript as soon as it is there.
+    """Requests and answers of a trace, without the cancelled; in the transcript when all are there.
 
     A trace whose answers are all known is not sent again. Of one that broke off all requests are, as the others are
     company; what was known stays. TargetError if the engine is gone.
@@ -179,19 +179,12 @@ def answered(target: Target, trace: Trace, transcript: Transcript | None = None)
     if len(known) == len(judged):
         return [(sample, known[sample.request_id]) for sample in judged]
     wanted = {sample.request_id for sample in judged} - known.keys()
-
-    def keep(index: int, answers: Answers) -> None:
-        """Each answer only once."""
-        for sample, answer in zip(samples_of(trace.requests[index]), answers, strict=False):
-            plain = replace(answer, sent=None, first=None, ended=None)
-            if transcript is not None and sample.request_id in wanted and transcript.known(sample) != plain:
-                transcript.append(sample, plain)
-
-    played = target.play(trace, keep)
-    pairs = played.pairs(trace)
+    pairs = target.play(trace).pairs(trace)
     if all(answer.kind == DEAD for _, answer in pairs):
         raise TargetError(str(pairs[0][1].error))
-    for index, answers in enumerate(played.answers):
-        keep(index, answers)
+    for sample, answer in pairs:
+        plain = replace(answer, sent=None, first=None, ended=None)
+        if transcript is not None and sample.request_id in wanted and transcript.known(sample) != plain:
+            transcript.append(sample, plain)
     known = {request.request_id: answer for request, answer in pairs} | known
     return [(sample, known[sample.request_id]) for sample in judged]

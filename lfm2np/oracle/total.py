@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, Suspicion, findings, lines, requests_of
+from lfm2np.oracle.causes.everywhere import constant_cause, unrelated_cause
+from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, UNSTEADY, Suspicion, findings, requests_of
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.other_formats import Fit, other_format
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
-from lfm2np.oracle.causes.unrelated import unrelated_cause
-from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
@@ -58,8 +57,8 @@ class Total:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is so: the first cause, what else makes it so, the other causes."""
-        first, *others = lines(self.causes) or [""]
-        return (*([first] if first else []), *self.grounds, *others)
+        lines = [cause.line for cause in self.causes]
+        return (*lines[:1], *self.grounds, *lines[1:])
 
 
 def total(
@@ -128,14 +127,16 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
     if 0.0 < size_of(positions) <= MOST_SIZE:  # all but a few errors are the declared format's: those are no format's
         return Verdict.BUG, grounds, causes
     other = other_format(evidence)
-    if other is not None and other.fit is not Fit.SMALLER:
-        return Verdict.DRIFT, [other.fit.format(other.name, format_name)], []
-    if causes and causes[0].explained is None and causes[0].suspect == EVERYWHERE and other is None:
+    name, fit = other or ("", None)
+    if fit is not None and fit is not Fit.SMALLER:
+        return Verdict.DRIFT, [fit.format(name, format_name)], []
+    everywhere = causes[0].suspect if causes and causes[0].suspect in (EVERYWHERE, UNSTEADY) else ""
+    if everywhere and fit is None:
         causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
-    if other is not None and not format_named(other.name).levels:  # under steps of weights almost anything is right
+    if fit is not None and not format_named(name).levels:  # under steps of weights almost anything is right
         wrong, asked = requests_of(positions)
-        where = other.fit.format(other.name, format_name)
-        suspect = f"run again with it if the engine computes in it; else {EVERYWHERE}"
+        where = Fit.SMALLER.format(name)
+        suspect = f"run again with it if the engine computes in it; else {everywhere or EVERYWHERE}"
         if len(wrong) == len(asked) and all(cause.sure == GUESS or cause.explained is None for cause in causes):
             causes = [Suspicion(LIKELY, where, suspect), *(cause for cause in causes if cause.sure == GUESS)]
         else:

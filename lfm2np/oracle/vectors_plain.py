@@ -14,7 +14,7 @@ x > u + limit * b; the set contains limit and float32_units.
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
-BUG           a token that is further behind
+BUG           a token that is further behind, or a log-probability that is no finite number (Python writes NaN)
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
 
 After a token that is not the expected one the context differs, so the rest is not judged; a script feeds the expected
@@ -133,6 +133,8 @@ def judge_token(
 ) -> tuple[str, str]:
     """Verdict and detail. A likely token's error is that of the expected one minus that of their difference, so its
     standard deviation is at most the sum of the two."""
+    if logprob is not None and not math.isfinite(logprob):
+        return BUG, f"log-probability {logprob} of token {token}: expected a finite number"
     top = position["top"]  # [id, log-probability, logit], best first
     behind, allowed = [top[0][2] - logit for _, _, logit in top], allowances(position, format_name, rules)
     rank = next((rank for rank, entry in enumerate(top) if entry[0] == token), None)
@@ -209,7 +211,7 @@ def read_document(path: str) -> dict[str, Any]:
 def read_answers(path: str) -> list[dict[str, Any]]:
     """PlainError that names the line and the field."""
     lines = {f"{path} line {number}": line for number, line in enumerate(read_text(path).split("\n"), 1)}
-    answers = [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
+    answers = [require_answer(parse(line, where, False), where) for where, line in lines.items() if line.strip()]
     if not answers:
         raise PlainError(f"{path}: no answers, expected one on each line")
     return answers
@@ -239,14 +241,13 @@ def read_text(path: str) -> str:
         raise PlainError(f"{path}: can't be read: {problem}") from None
 
 
-def parse(text: str, where: str) -> Any:
-    """Strict JSON: no NaN, no infinity, no number that overflows, no name twice."""
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is no JSON number")
+def parse(text: str, where: str, is_finite: bool = True) -> Any:
+    """JSON in which no name stands twice; strict, without NaN, infinity and numbers that overflow, if `is_finite`."""
 
     def finite(digits: str) -> float:
-        return float(digits) if math.isfinite(float(digits)) else refuse(digits)
+        if is_finite and not math.isfinite(float(digits)):
+            raise ValueError(f"{digits} is no JSON number")
+        return float(digits)
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -254,7 +255,7 @@ def parse(text: str, where: str) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite, object_pairs_hook=fields)
+        return json.loads(text, parse_constant=finite, parse_float=finite, object_pairs_hook=fields)
     except (ValueError, RecursionError) as problem:
         raise PlainError(f"{where}: not JSON: {problem}") from None
 

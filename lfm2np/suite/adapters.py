@@ -47,7 +47,7 @@ class Own:
     def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         """All at once, whatever their timing says."""
         at_once = [replace(request, after=None, after_tokens=None, abort_after=None) for request in requests]
-        run = StepRun(self, at_once, len(requests), lambda request, samples: tuple(samples), lambda *_: None)
+        run = StepRun(self, at_once, len(requests), lambda request, samples: tuple(samples))
         return [list(answers) for answers in run.answers()]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:

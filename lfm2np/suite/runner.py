@@ -145,23 +145,6 @@ def met() -> str:
     return f"met: {often}; never: {never}"
 
 
-def unmet() -> list[str]:
-    """What was tried and not met, with what may be the reason."""
-    warnings = []
-    if TOTALS.shared and not TOTALS.hits:
-        warnings.append(
-            f"prefix hits: {TOTALS.shared:,} requests began with full blocks of an earlier one, and the engine's "
-            "metrics() gave no cached_tokens: it has no prefix cache, does not count, or its blocks are larger than "
-            "its `sizes` say (block_size, or --block-size)"
-        )
-    if TOTALS.crowds and not TOTALS.wide:
-        warnings.append(
-            f"batches over {WIDE}: {TOTALS.crowds:,} times that many requests were there at once, and no step gave "
-            "each of them a token: the engine's max_num_seqs or max_num_batched_tokens is less, or it has no step()"
-        )
-    return warnings
-
-
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 

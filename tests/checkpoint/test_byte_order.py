@@ -194,7 +194,7 @@ NATIVE = {  # why that is right
         "np.frombuffer(answer.logits[position], row.dtype)",
     },
     "the order of a table of dtypes, or of the array itself": {
-        "data[begin:end].view(dtypes[dtype])",
+        "data[begin:end].view(known[dtype])",
         "header.content[begin:begin + size].view(numbers)",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, known[dtype])",

@@ -93,8 +93,8 @@ REFUSED = [
     ("{{ ('{0.__class__}' | string).format_map({'0': 1}) }}", ""),
     ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
-    ("{{ range }}", "output of a function"),
-    ("{{ joiner() }}", "output of a Joiner"),
+    ("{{ range }}", "output of an object's address"),
+    ("{{ joiner() }}", "output of an object's address"),
     ("{{ 'a' * 2**40 }}", "*: a result of"),
     ("{{ [0] * 2**40 }}", "*: a result of"),
     ("{{ ([('a' * 1000)] * 3000000) | upper }}", "*: a result of"),
@@ -176,21 +176,14 @@ def test_the_jinja_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
     assert render_chat(load_chat(tmp_path, "<s>"), TALK) == "new <b>"
 
 
-def test_the_template_called_default_is_used_from_a_list(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert render_chat(load_chat(tmp_path, ""), TALK) == "d"
-
-
 def test_without_a_template_the_built_in_layout_is_used(tmp_path: Path) -> None:
     assert render_chat(load_chat(tmp_path, "<s>"), TALK) == LAID_OUT
 
 
 BAD_SETTINGS = [
     ({"chat_template": 3}, "chat_template: 3"),
-    ({"chat_template": [{"name": "default"}]}, "expected a string or a list of name and template"),
-    ({"chat_template": [{"name": "rag", "template": ""}]}, "expected one called 'default'"),
-    ({"chat_template": "x" * (2**20 + 1)}, "1048577 characters, expected at most 1048576"),
+    ({"chat_template": [{"name": "default", "template": "d"}]}, "chat_template: [{'name': 'default'"),
+    ({"chat_template": "x" * (2**20 + 1)}, "expected a string of at most 1048576 characters"),
     ({"bos_token": 3}, "'bos_token': 3, expected a string"),
     ({"bos_token": {"text": "x"}}, "expected a string or an object with content"),
 ]

@@ -283,6 +283,7 @@ CORRUPT = [
         "7 unexpected beside the 21 tensors: x0, x1, x2, x3, x4, ...",
     ),
     (single(put("a\nb", np.ones(1))), r"'a\nb'"),
+    (single(put("", np.ones(1))), "1 unexpected beside the 21 tensors"),
     (
         single(put(TAPS, np.ones((16, 1, 4)))),
         f"{TAPS}: shape (16, 1, 4), expected (16, 1, 3) from conv_L_cache=3",
@@ -296,25 +297,34 @@ CORRUPT = [
     (single(put("model.layers.0.feed_forward.w1.weight", np.ones((32, 16)))), "from feed_forward_size=24"),
     (single(put("lm_head.weight", np.ones((300, 16)))), "lm_head.weight differs from model.embed_tokens.weight"),
     (single(put("lm_head.weight", np.ones((3, 16)))), "lm_head.weight: shape (3, 16)"),
-    (with_index(lambda m: m.update({NORM: "c.safetensors"})), "names the shard 'c.safetensors', which does not exist"),
+    (with_index(lambda m: m.update(ghost="c.safetensors")), "names the shard 'c.safetensors', which does not exist"),
     (with_index(lambda m: m.update({NORM: "../a.safetensors"})), "'../a.safetensors', expected the plain name"),
     (with_index(lambda m: m.update({NORM: "/etc/a.safetensors"})), "expected the plain name"),
     (with_index(lambda m: m.update({NORM: "x\\a.safetensors"})), "expected the plain name"),
     (with_index(lambda m: m.update({NORM: "pytorch_model.bin"})), "expected the plain name of a .safetensors file"),
     (with_index(lambda m: m.update({NORM: 3})), "3, expected the plain name"),
-    (with_index(lambda m: m.update({NORM: "a.safetensors"})), "should be in a.safetensors, but"),
-    (with_index(lambda m: m.pop(NORM)), f"b.safetensors: holds {NORM}, which"),
+    (
+        with_index(lambda m: m.update({NORM: "a.safetensors"})),
+        f"b.safetensors: holds {NORM}, expected it in a.safetensors",
+    ),
+    (with_index(lambda m: m.pop(NORM)), f"b.safetensors: holds {NORM}, expected it in no shard"),
     (with_index(lambda m: m.update(ghost="a.safetensors")), "ghost should be in a.safetensors, which does not hold it"),
     (with_index(lambda m: m.clear()), "weight_map: {}, expected an object"),
     (with_index_text("[]"), "expected an object"),
     (with_index_text('{"weight_map": ["a.safetensors"]}'), "weight_map: ['a.safetensors']"),
     (with_index_text('{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "the key 'a' stands twice"),
-    (with_shards(lambda s: s["b.safetensors"].update(s["a.safetensors"])), "stands also in"),
+    (
+        with_shards(lambda s: s["b.safetensors"].update(s["a.safetensors"])),
+        f"b.safetensors: holds {EMBEDDING}, expected",
+    ),
     (
         with_shards(lambda s: s["a.safetensors"].pop(EMBEDDING)),
         f"{EMBEDDING} should be in a.safetensors, which does not",
     ),
-    (with_shards(lambda s: s["a.safetensors"].update({NORM: s["b.safetensors"].pop(NORM)})), "but"),
+    (
+        with_shards(lambda s: s["a.safetensors"].update({NORM: s["b.safetensors"].pop(NORM)})),
+        f"a.safetensors: holds {NORM}, expected",
+    ),
 ]
 
 

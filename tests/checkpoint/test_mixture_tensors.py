@@ -14,7 +14,7 @@ from builders import Stored, raw_mixture, safetensors_bytes, stored, stored_weig
 
 from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.layout import FUSED
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
@@ -137,95 +137,43 @@ def no_experts(tensors: dict[str, Stored]) -> None:
 GATE_UP, DOWN = EXPERTS + FUSED[0], EXPERTS + FUSED[1]
 ONE_NAN = np.where(np.arange(4 * 16 * 6).reshape(4, 16, 6) == 200, np.nan, 1.0)
 BY_EXPERTS = "num_hidden_layers=3, layer_types[1]="
-REFUSED: list[tuple[list[Change], str]] = [
-    (
-        [without(EXPERTS + "3.w2.weight")],
-        f"missing 1 of the 51 tensors: {EXPERTS}3.w2.weight (the first of shape (16, 6)",
-    ),
-    (
-        [without(*(f"{EXPERTS}3.w{i}.weight" for i in (1, 2, 3)))],
-        f"{EXPERTS}3.w3.weight (the first of shape (6, 16); {BY_EXPERTS}",
-    ),
+GATE, BIAS = SPARSE + "gate.weight", SPARSE + "expert_bias"
+FIRST, LAST = EXPERTS + "0.{}.weight", EXPERTS + "3.{}.weight"
+REFUSED: list[tuple[list[Change], str]] = [  # what was changed, and what the message names
+    ([without(LAST.format("w2"))], f"missing 1 of the 51 tensors: {LAST.format('w2')} (the first of shape (16, 6)"),
+    ([without(*map(LAST.format, ("w1", "w2", "w3")))], f"w3.weight (the first of shape (6, 16); {BY_EXPERTS}"),
     ([no_experts], f"missing 24 of the 51 tensors: {EXPERTS}0.w1.weight, "),
     ([expert_number(4)], f"3 unexpected beside the 51 tensors: {EXPERTS}4.w1.weight, "),
-    ([expert_number(4)], f"(the first of shape (6, 16); {BY_EXPERTS}"),
     ([expert_number(10**30)], BY_EXPERTS),
     (
-        [put(EXPERTS + "0.w1.weight", np.ones((7, 16)))],
-        f"{EXPERTS}0.w1.weight: shape (7, 16), expected (6, 16) from moe_intermediate_size=6",
+        [put(FIRST.format("w1"), np.ones((7, 16)))],
+        "0.w1.weight: shape (7, 16), expected (6, 16) from moe_intermediate_",
     ),
+    ([put(FIRST.format("w2"), np.ones((6, 16)))], "(16, 6) from hidden_size=16, moe_intermediate_size=6"),
     (
-        [put(EXPERTS + "0.w1.weight", np.ones((24, 16)))],
-        "shape (24, 16), expected (6, 16) from moe_intermediate_size=6",
+        [put(FIRST.format("w3"), np.full((6, 16), np.inf))],
+        f"{FIRST.format('w3')}: inf at index (0, 0), expected finite",
     ),
-    (
-        [put(EXPERTS + "0.w2.weight", np.ones((6, 16)))],
-        "shape (6, 16), expected (16, 6) from hidden_size=16, moe_intermediate_size=6",
-    ),
-    (
-        [put(EXPERTS + "2.w3.weight", np.full((6, 16), np.inf))],
-        f"{EXPERTS}2.w3.weight: inf at index (0, 0), expected finite numbers",
-    ),
-    (
-        [put(SPARSE + "gate.weight", np.ones((5, 16)))],
-        f"{SPARSE}gate.weight: shape (5, 16), expected (4, 16) from num_experts=4",
-    ),
-    (
-        [without(SPARSE + "gate.weight")],
-        f"{SPARSE}gate.weight (the first of shape (4, 16); num_hidden_layers=3, layer_types[",
-    ),
+    ([put(GATE, np.ones((5, 16)))], f"{GATE}: shape (5, 16), expected (4, 16) from num_experts=4"),
+    ([without(GATE)], f"{GATE} (the first of shape (4, 16); {BY_EXPERTS}"),
     ([put(SPARSE + "gate.bias", np.ones(4))], f"1 unexpected beside the 51 tensors: {SPARSE}gate.bias"),
-    (
-        [without(SPARSE + "expert_bias")],
-        f"missing 1 of the 51 tensors: {SPARSE}expert_bias (the first of shape (4,); num_hidden_layers=3, layer_types[",
-    ),
-    ([put(SPARSE + "expert_bias", np.ones(5))], f"{SPARSE}expert_bias: shape (5,), expected (4,) from num_experts=4"),
-    (
-        [put(SPARSE + "expert_bias", [1.0, np.nan, 0.0, 0.0])],
-        f"{SPARSE}expert_bias: nan at index (1,), expected finite numbers",
-    ),
-    (
-        [put(SPARSE + "w1.weight", np.ones((24, 16)))],
-        f"{SPARSE}w1.weight (the first of shape (24, 16); num_hidden_layers=3, layer_types[",
-    ),
-    (
-        [put(DENSE + "gate.weight", np.ones((4, 16)))],
-        f"{DENSE}gate.weight (the first of shape (4, 16); num_hidden_layers=3, layer_types[",
-    ),
-    (
-        [put(DENSE + "experts." + FUSED[0], np.ones((4, 12, 16)))],
-        f"experts.{FUSED[0]} (the first of shape (4, 12, 16); num_hidden_layers=3, layer_types[",
-    ),
+    ([without(BIAS)], f"missing 1 of the 51 tensors: {BIAS} (the first of shape (4,); {BY_EXPERTS}"),
+    ([put(BIAS, np.ones(5))], f"{BIAS}: shape (5,), expected (4,) from num_experts=4"),
+    ([put(BIAS, [1.0, np.nan, 0.0, 0.0])], f"{BIAS}: nan at index (1,), expected finite numbers"),
+    ([put(SPARSE + "w1.weight", np.ones((24, 16)))], f"{SPARSE}w1.weight (the first of shape (24, 16); {BY_EXPERTS}"),
+    ([put(DENSE + "gate.weight", np.ones((4, 16)))], f"{DENSE}gate.weight (the first of shape (4, 16); "),
+    ([put(DENSE + "experts." + FUSED[0], np.ones((4, 12, 16)))], f"experts.{FUSED[0]} (the first of shape (4, 12, 16)"),
     ([without(DENSE + "w1.weight")], f"missing 1 of the 51 tensors: {DENSE}w1.weight"),
-    (
-        [lambda t: fused(t, keep=True)],
-        f"{GATE_UP} stands beside {EXPERTS}0.w1.weight, expected the experts fused or one tensor each",
-    ),
-    (
-        [fused, put(EXPERTS + "7.w2.weight", np.ones((16, 6)))],
-        f"1 unexpected beside the 51 tensors: {EXPERTS}7.w2.weight",
-    ),
-    (
-        [fused, without(DOWN)],
-        f"missing {DOWN}, expected (4, 16, 6) from num_experts=4, hidden_size=16, moe_intermediate_size=6 beside ",
-    ),
-    (
-        [fused, without(GATE_UP)],
-        f"missing {GATE_UP}, expected (4, 12, 16) from num_experts=4, 2*moe_intermediate_size=12, hidden_size=16",
-    ),
+    ([lambda t: fused(t, keep=True)], f"12 unexpected beside the 41 tensors: {EXPERTS}0.w1.weight, "),
+    ([fused, put(EXPERTS + "7.w2.weight", np.ones((16, 6)))], f"1 unexpected beside the 41 tensors: {EXPERTS}7.w2"),
+    ([fused, without(DOWN)], f"missing 1 of the 41 tensors: {DOWN} (the first of shape (4, 16, 6); "),
+    ([fused, without(GATE_UP)], f"missing 1 of the 41 tensors: {GATE_UP} (the first of shape (4, 12, 16); "),
     (
         [fused, put(GATE_UP, np.ones((5, 12, 16)))],
-        f"{GATE_UP}: shape (5, 12, 16), expected (4, 12, 16) from num_experts=4",
+        f"{GATE_UP}: shape (5, 12, 16), expected (4, 12, 16) from num_experts",
     ),
-    (
-        [fused, put(GATE_UP, np.ones((4, 16, 12)))],
-        "shape (4, 16, 12), expected (4, 12, 16) from 2*moe_intermediate_size=12, hidden_size=16",
-    ),
-    ([fused, put(GATE_UP, np.ones((48, 16)))], "shape (48, 16), expected (4, 12, 16) from num_experts=4, "),
-    (
-        [fused, put(DOWN, np.ones((4, 16, 7)))],
-        f"{DOWN}: shape (4, 16, 7), expected (4, 16, 6) from moe_intermediate_size=6",
-    ),
+    ([fused, put(GATE_UP, np.ones((4, 16, 12)))], "(4, 12, 16) from 2*moe_intermediate_size=12, hidden_size=16"),
+    ([fused, put(DOWN, np.ones((4, 16, 7)))], "expected (4, 16, 6) from moe_intermediate_size=6"),
     ([fused, put(DOWN, ONE_NAN)], f"{DOWN}[2]: {EXPERTS}2.w2.weight: nan at index (1, 2), expected finite numbers"),
 ]
 

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from internal_properties.sampling import least_noise
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.engine.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
+from lfm2np.engine.acceptance import Guess, is_accepted, replacement
 from lfm2np.engine.draft_model import ModelDrafter
-from lfm2np.engine.sampling.choice import NOISE_BITS, distribution, draw, philox, uniform
+from lfm2np.engine.sampling.choice import NOISE_BITS, distribution, draw
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 Sequence = tuple[int, ...]
@@ -38,45 +36,6 @@ def measured_draw(choose: Callable[[int], int], size: int, bits: int) -> list[Fr
 
 def shares(weights: np.ndarray) -> list[Fraction]:
     return [Fraction(int(w), int(weights.sum())) for w in weights]
-
-
-weights = st.lists(
-    st.one_of(st.integers(0, 3), st.integers(0, 2**45), st.just(0), st.just(2**45)), min_size=2, max_size=6
-).filter(any)
-
-
-@given(target=weights, draft=weights, data=st.data())
-def test_one_position_gives_exactly_the_target(target: list[int], draft: list[int], data: st.DataObject):
-    """Over all guesses, acceptances and replacements, from the borders at which the code's own decisions change."""
-    size = min(len(target), len(draft))
-    p, q = np.array(target[:size], np.int64), np.array(draft[:size], np.int64)
-    if not p.any() or not q.any():
-        return
-    error = Fraction(size + 2, 1 << NOISE_BITS)
-    came = [Fraction(0)] * size
-    for token, probability in enumerate(shares(q)):
-        if not probability:
-            continue
-        accepted = measured_acceptance(p, Guess(token, q))
-        ratio = min(Fraction(1), shares(p)[token] / probability)
-        assert 0 <= accepted - ratio < Fraction(1, 1 << NOISE_BITS)
-        came[token] += probability * accepted
-        if accepted < 1:
-            for other, share in enumerate(measured_draw(lambda noise: replacement(p, q, noise), size, 256)):
-                came[other] += probability * (1 - accepted) * share
-    assert sum(came) == 1
-    for mine, expected in zip(came, shares(p), strict=True):
-        assert abs(mine - expected) <= error
-        assert bool(mine) == bool(expected), "a token that the target never gives never comes"
-
-
-@given(target=weights)
-def test_a_plain_draw_gives_exactly_the_target(target: list[int]):
-    p = np.array(target, np.int64)
-    for mine, expected in zip(
-        measured_draw(lambda noise: draw(p, noise), len(target), NOISE_BITS), shares(p), strict=True
-    ):
-        assert abs(mine - expected) <= Fraction(2, 1 << NOISE_BITS)
 
 
 def tables(seed: int, size: int, length: int) -> dict[Sequence, np.ndarray]:
@@ -136,21 +95,6 @@ def test_every_short_sequence_has_the_models_probability(size: int, length: int,
         for place, token in enumerate(sequence):
             expected *= shares(target[sequence[:place]])[token]
         assert abs(chances.get(sequence, Fraction(0)) - expected) < Fraction(1, 1 << 120)
-
-
-def test_next_token_uses_noise_of_its_own_for_each_decision():
-    row = np.array([0.0, 1.0, 0.5, -1.0], np.float32)
-    params, q = SamplingParams(), np.array([1, 2, 3, 4], np.int64)
-    p = distribution(row, params, (1,), (), ())
-    seen = Counter()
-    for seed in range(300):
-        token = next_token(row, params, (1,), (), (), seed, 2, Guess(3, q))
-        accepted = is_accepted(p, Guess(3, q), uniform(seed, 2, 1, ACCEPT))
-        assert token == (3 if accepted else replacement(p, q, philox(seed, 2, 1, REPLACE)))
-        seen[accepted] += 1
-    assert min(seen.values()) > 30
-    greedy = SamplingParams(temperature=0.0)
-    assert next_token(row, greedy, (1,), (), (), 0, 0, Guess(3, q)) == 1
 
 
 # --- chi-square, on the engine with both models

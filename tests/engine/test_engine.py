@@ -1,12 +1,10 @@
 """The engine against reference.py, bit for bit, over random schedules; bad input; conservation."""
 
-import dataclasses
 import io
 import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from runs import BLOCK_SIZES, LONGEST_PROMPT, MOST_TOKENS, Run
 from truths import greedy_tokens
@@ -15,9 +13,6 @@ import lfm2np
 from lfm2np import LLM, Engine, RequestError, SamplingParams
 from lfm2np.engine.cache import bytes_per_block
 from lfm2np.engine.loading import Model
-from lfm2np.engine.outputs import RequestOutput, static_padding
-from lfm2np.engine.sampling.choice import request_seed
-from lfm2np.engine.sequential import alone, first_difference
 from lfm2np.errors import ProofError
 from lfm2np.suite.audit import AuditedEngine
 from scheduler import TraceError, replay
@@ -110,33 +105,6 @@ def test_what_a_cached_block_holds_is_what_its_prefix_demands(trained: Model):
         run.engine.verify()
 
 
-def test_the_engine_alone_and_the_reference_token_by_token_agree(trained: Model):
-    ids = trained.prompt_ids("recall: f = 7, r = 2, v = 2; f")
-    params = SamplingParams(temperature=1.5, max_tokens=8, seed=11, ignore_eos=True)
-    (output,) = LLM(trained).generate(ids, params)
-    steps = list(alone(trained, ids, params, 11, 0))
-    assert [step.token_id for step in steps] == list(output.outputs[0].token_ids)
-    assert steps[-1].finish_reason == output.outputs[0].finish_reason == "length"
-
-
-def test_a_stop_string_across_tokens_cuts_the_text_and_stops(trained: Model):
-    (output,) = LLM(trained).generate(
-        trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}]),
-        SamplingParams(temperature=0.0, max_tokens=40, stop="5 26"),
-    )
-    sample = output.outputs[0]
-    assert (sample.text, sample.finish_reason, sample.stop_reason) == ("23 24 2", "stop", "5 26")
-
-
-def test_streamed_text_grows_and_is_never_taken_back(trained: Model):
-    engine = Engine(trained)
-    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
-    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=40, stop=["31 32", "29 x"]))
-    texts = [output.outputs[0].text or "" for output in engine.stream()]
-    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-    assert texts[-1] == "23 24 25 26 27 28 29 30 31"
-
-
 BAD = [
     ({"prompt": []}, "none, expected at least one"),
     ({"prompt": [1] * 2000}, "prompt of 2000 tokens"),
@@ -162,23 +130,6 @@ def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[
         engine.abort("nobody")
     (output,) = [output for output in engine.stream() if output.finished]
     assert list(output.outputs[0].token_ids) == list(greedy_tokens(trained, ids, 4))
-
-
-def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
-    """One token's embedding is infinite; neighbours in the same steps stay exact."""
-    values = np.array(trained.weights.embedding.values)
-    values[9] = 0x7F80  # bfloat16's infinity
-    embedding = dataclasses.replace(trained.weights.embedding, values=values)
-    model = dataclasses.replace(trained, weights=dataclasses.replace(trained.weights, embedding=embedding))
-    engine = AuditedEngine(model, num_blocks=100)
-    params = SamplingParams(temperature=0.0, max_tokens=4)
-    good = trained.prompt_ids("sort: 3 6 4")
-    engine.add_request("good", good, params)
-    engine.add_request("bad", [1, 9, 17], params)
-    outputs = {output.request_id: output for output in engine.stream() if output.finished}
-    assert outputs["bad"].outputs[0].finish_reason == "error"
-    assert "NumericsError" in (outputs["bad"].outputs[0].error or "")
-    assert list(outputs["good"].outputs[0].token_ids) == list(greedy_tokens(trained, good, 4))
 
 
 def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):
@@ -216,77 +167,9 @@ def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained:
     pytest.fail("no step with a decode")
 
 
-def test_equal_seeds_draw_equal_tokens_whatever_the_neighbours(trained: Model):
-    params = SamplingParams(temperature=2.0, max_tokens=10, seed=77, ignore_eos=True)
-    ids = trained.prompt_ids("story")
-    alone_output = LLM(trained).generate(ids, params)[0].outputs[0].token_ids
-    prompts = [trained.prompt_ids(f"add: {index} + 4") for index in range(5)]
-    batch = LLM(trained, block_size=1, max_num_batched_tokens=3).generate([*prompts, ids], params)
-    assert batch[-1].outputs[0].token_ids == alone_output
-
-
 def test_samples_of_one_prompt_differ_and_share_its_blocks(trained: Model):
     llm = LLM(trained, block_size=4, prefix_caching=False)
     ids = trained.prompt_ids("copy: tivu zo sa di zemu re")
     (output,) = llm.generate(ids, SamplingParams(n=4, temperature=3.0, max_tokens=6, ignore_eos=True))
     assert len({sample.token_ids for sample in output.outputs}) == 4
     assert llm.engine.metrics.scheduled_tokens == len(ids) + 4 * 5, "the prompt was computed once"
-
-
-def test_static_padding_counts_the_empty_cells_of_the_rectangles():
-    assert static_padding([(3, 2), (5, 1), (4, 4)], 2) == (5 - 3) + (2 - 1)
-    assert static_padding([(3, 2), (5, 1)], 1) == 0
-
-
-@pytest.mark.slow
-def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
-    """Every step of a run, in turn: the others' tokens and logits are those of the reference, and nothing is left."""
-    prompts = {name: trained.prompt_ids(f"add: {name} + 7") for name in ("3", "45", "6")}
-    params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, n=2, seed=5)
-    for at in range(9):
-        for victim in prompts:
-            rows: dict[str, list[np.ndarray]] = {}
-            engine = AuditedEngine(
-                trained,
-                block_size=2,
-                num_blocks=40,
-                max_num_batched_tokens=9,
-                on_logits=lambda name, _, row, __, rows=rows: rows.setdefault(name, []).append(np.array(row)),
-            )
-            for name, ids in prompts.items():
-                engine.add_request(name, ids, params)
-            outputs: dict[str, RequestOutput] = {}
-            for _ in range(at):
-                outputs |= {output.request_id: output for output in engine.step()}
-            if not (victim in outputs and outputs[victim].finished):
-                engine.abort(victim)
-            outputs |= {output.request_id: output for output in engine.stream() if output.finished}
-            assert engine.scheduler.pool.num_free == 40
-            for name in prompts.keys() - {victim}:
-                for sample in outputs[name].outputs:
-                    sample_name = name + (f"#{sample.index}" if sample.index else "")
-                    difference = first_difference(
-                        trained, prompts[name], params, 5, sample.index, sample.token_ids, rows[sample_name]
-                    )
-                    assert difference is None, (at, victim, sample_name)
-
-
-@pytest.mark.slow
-def test_sixty_four_requests_share_steps(trained: Model):
-    rows: dict[str, list[np.ndarray]] = {}
-
-    def keep(name: str, position: int, row: np.ndarray, token: int) -> None:
-        rows.setdefault(name, []).append(np.array(row))
-
-    engine = AuditedEngine(trained, block_size=3, num_blocks=500, on_logits=keep)
-    params = SamplingParams(temperature=0.8, max_tokens=5, ignore_eos=True)
-    prompts = {str(index): trained.prompt_ids(f"add: {index} + {index * 7 % 50}") for index in range(64)}
-    for name, ids in prompts.items():
-        engine.add_request(name, ids, params)
-    outputs = {output.request_id: output for output in engine.stream() if output.finished}
-    assert engine.metrics.most_running == 64
-    assert engine.metrics.steps == 5
-    for name, ids in prompts.items():
-        seed = request_seed(params, 0, name)
-        tokens = outputs[name].outputs[0].token_ids
-        assert first_difference(trained, ids, params, seed, 0, tokens, rows[name]) is None

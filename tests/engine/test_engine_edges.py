@@ -33,29 +33,6 @@ def overflowing(model: Model, token_id: int) -> Model:
     return dataclasses.replace(model, weights=dataclasses.replace(model.weights, embedding=embedding))
 
 
-class Nines:
-    is_random = False
-
-    def propose(self, contexts):  # type: ignore[no-untyped-def]
-        return [Draft((9,) * context.count) for context in contexts]
-
-
-def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
-    model = overflowing(trained, 9)
-    ids = trained.prompt_ids("sort: 3 6 4")
-    shown = []
-    for drafter in (None, Nines()):
-        engine = AuditedEngine(model, drafter=drafter, block_size=2, num_blocks=100)
-        engine.add_request("a", ids, greedy())
-        engine.add_request("b", trained.prompt_ids("sort: 1"), greedy())
-        outputs = {output.request_id: output for output in engine.stream() if output.finished}
-        shown.append([outputs[name].outputs for name in ("a", "b")])
-        assert [bool(output.metrics and output.metrics.draft_error) for output in outputs.values()] == [
-            drafter is not None
-        ] * 2
-    assert shown[0] == shown[1]
-
-
 def test_a_draft_model_that_overflows_costs_only_its_request_speed(trained: Model):
     ids = {"good": trained.prompt_ids("sort: 3 6 4"), "bad": trained.prompt_ids("sort: 3 6 9")}
     small = overflowing(lfm2np.load(lfm2np.draft_fixture()), ids["bad"][-1])
@@ -84,11 +61,6 @@ def test_numpy_ids_from_a_drafter_are_plain_ints_in_the_trace(trained: Model):
     list(engine.stream())
     assert type(engine.metrics.accepted_tokens) is int
     replay(trace.getvalue().splitlines(), is_whole=False)
-
-
-def test_an_object_that_can_not_draft_is_refused_at_once(trained: Model):
-    with pytest.raises(RequestError, match="drafter object: it has no is_random"):
-        Engine(trained, drafter=object())  # type: ignore[arg-type]
 
 
 def test_no_request_is_named_like_a_sample_of_another(trained: Model):
@@ -126,14 +98,6 @@ def test_a_salt_that_has_no_utf8_form_is_refused(trained: Model):
 def test_sizes_of_another_type_are_refused(trained: Model, sizes: dict[str, object]):
     with pytest.raises(RequestError, match=next(iter(sizes))):
         Engine(trained, **({"num_blocks": 10} | sizes))  # type: ignore[arg-type]
-
-
-def test_a_request_that_never_ran_has_no_queue_time(trained: Model):
-    engine = Engine(trained)
-    engine.add_request("a", [1, 5, 6], greedy())
-    metrics = engine.abort("a").metrics
-    assert metrics is not None
-    assert metrics.queue_time is None
 
 
 def test_preempt_and_fork_between_steps(trained: Model):

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.engine.drafters import Draft, DraftContext, ScriptedDrafter
+from lfm2np.engine.drafters import ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import ProofError
@@ -212,56 +211,3 @@ def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(
         shown.append((output.outputs, set(engine.scheduler.pool.block_of)))
         engine.verify()
     assert all(drafted == shown[0] for drafted in shown[1:])
-
-
-class Faulty:
-    """Wraps a drafter; `spoil` may raise or change the draft of the request "bad"."""
-
-    is_random = False
-
-    def __init__(self, inner: ScriptedDrafter, fault: str) -> None:
-        self._inner, self._fault, self.calls = inner, fault, 0
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        self.calls += sum(context.request_id == "bad" for context in contexts)
-        drafts = self._inner.propose(contexts)
-        for index, context in enumerate(contexts):
-            if context.request_id == "bad" and self._fault != "too few":
-                if self._fault == "raises":
-                    raise ZeroDivisionError("inside the drafter")
-                drafts[index] = {
-                    "negative": Draft((-1,)),
-                    "outside": Draft((512,)),
-                    "bool": Draft((True,)),
-                    "float": Draft((1.5,)),  # type: ignore[arg-type]
-                    "too long": Draft((5,) * (context.count + 1)),
-                    "weights": Draft((5,), (np.ones(512, np.int64),)),
-                    "None": None,
-                }[self._fault]  # type: ignore[assignment]
-        return drafts[:-1] if self._fault == "too few" and len(drafts) > 1 else drafts
-
-
-@pytest.mark.parametrize(
-    "fault", ["raises", "negative", "outside", "bool", "float", "too long", "weights", "None", "too few"]
-)
-def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(trained: Model, fault: str):
-    prompts = {name: trained.prompt_ids(f"{name}: 3 6 4 ->") for name in ("copy", "sort", "bad")}
-    truth = {name: list(greedy_tokens(trained, ids, 8)) for name, ids in prompts.items()}
-    params = SamplingParams(temperature=0.0, max_tokens=8)
-    drafter = Faulty(ScriptedDrafter(truth), fault)
-    engine = AuditedEngine(trained, drafter=drafter, num_blocks=100)
-    for name, ids in prompts.items():
-        engine.add_request(name, ids, params)
-    outputs = {output.request_id: output for output in engine.stream() if output.finished}
-    for name, output in outputs.items():
-        assert list(output.outputs[0].token_ids) == truth[name]
-        assert output.metrics is not None
-        if name == "bad" and fault != "too few":
-            assert output.metrics.accepted_tokens == 0
-            assert output.metrics.draft_error
-        else:
-            assert output.metrics.accepted_tokens > 0
-            assert output.metrics.draft_error is None
-    if fault != "too few":
-        assert engine.metrics.draft_failures == 1
-        assert drafter.calls <= 2, "it is not asked again"

@@ -18,7 +18,7 @@ from lfm2np.engine.loading import Model, load
 from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, Target, ignored
+from lfm2np.oracle.engines.target import Abilities, Played, Target
 from lfm2np.oracle.judging.constants import SOFT_CAP, directions, with_scaled_queries
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
@@ -127,10 +127,10 @@ class Kept(PythonTarget):
 
     known: ClassVar[dict[str, Played]] = {}
 
-    def _played(self, trace: Trace, abilities: Abilities, arrived: Arrived) -> Played:
+    def _played(self, trace: Trace, abilities: Abilities) -> Played:
         key = repr((self._name, self._model, self._sizes, self._accepted, abilities.at_once, trace))
         if key not in self.known:
-            self.known[key] = super()._played(trace, abilities, arrived)
+            self.known[key] = super()._played(trace, abilities)
         return self.known[key]
 
 
@@ -141,7 +141,7 @@ class Changed(Kept):
         super().__init__("engines:float32", model.path, at_once=at_once)
         self.change = change
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         played = super().play(trace)
         answers = tuple(
             tuple(self.change(request, answer) for answer in some)
@@ -157,11 +157,11 @@ class Dying(Kept):
         super().__init__(engine, model.path)
         self.traces, self.played = traces, 0
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         self.played += 1
         if self.played == self.traces + 1:
             raise KeyboardInterrupt
-        return super().play(trace, arrived)
+        return super().play(trace)
 
 
 def answered(target: Target, requests: Sequence[Request]) -> list[Pair]:

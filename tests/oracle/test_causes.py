@@ -12,7 +12,6 @@ import pytest
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
-from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -208,7 +207,7 @@ EVERYWHERE = f"wrong everywhere: {findings_module.EVERYWHERE}"
 
 
 def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:
-    return in_lines(findings(judged, repeats))
+    return [cause.line for cause in findings(judged, repeats)]
 
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
@@ -218,10 +217,28 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     (sentence,) = lines(positions(lambda position: position.request.request_id != right))
     apart = "which nothing in the requests clearly sets apart"
     assert sentence == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
-    few = names[3:43:8]
-    sentence = lines(positions(lambda position: position.request.request_id in few))[0]
-    assert (
-        sentence == f"a guess: wrong in {len(few)} of {len(names)} requests, {apart}; wrong: {', '.join(few[:3])}, ..."
+    once = PLAN[:60:3]
+    few = [round_.requests[0].request_id for round_ in once[3::4]]
+    (sentence,) = lines(positions(lambda position: position.request.request_id in few, once))
+    assert sentence == f"a guess: wrong in 5 of 20 requests, {apart}; wrong: {', '.join(few[:3])}, ..."
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_errors_that_differ_where_the_same_tokens_are_sent_again_are_no_operators(share: float) -> None:
+    """Each prompt that is sent alone is sent three times. `share` of an error is another one each time."""
+    random = np.random.Generator(np.random.Philox(key=[7, 0]))
+    by_tokens: dict[tuple[object, ...], float] = {}
+    judged = [
+        replace(
+            at,
+            error=by_tokens.setdefault((at.request.prompt_token_ids, at.row), random.normal())
+            + (share and share * random.normal() - share * by_tokens[at.request.prompt_token_ids, at.row]),
+        )
+        for at in positions(lambda position: True)
+    ]
+    (first,) = findings(judged)
+    assert (first.sure, first.suspect) == (
+        (findings_module.LIKELY, findings_module.UNSTEADY) if share == 1.0 else (CERTAIN, findings_module.EVERYWHERE)
     )
 
 
@@ -236,8 +253,26 @@ def test_what_is_only_more_often_wrong_is_said_with_its_counts(share: float, alo
     of = {name: {at.request.request_id for at in judged if (place_of(at) == "alone") == name} for name in (True, False)}
     wrong = {at.request.request_id for at in judged if at.is_wrong}
     here, there = (f"{len(some & wrong)} of {len(some)}" for some in (of[False], of[True]))
-    counts = f", more often beside other requests: {here} against {there} alone (by accident: 0.00"
+    often = "more often" if alone else "only"
+    counts = f", {often} beside other requests: {here} against {there} alone (by accident: 0.00"
     assert first.where.startswith(f"wrong in {len(wrong)} of {len(PLAN_IDS)} requests{counts}")
+
+
+def test_a_clean_split_of_few_requests_is_said_and_not_the_case_in_which_most_of_them_are() -> None:
+    """As in `--cases short-prompts,long-prompts`, where rotation wraps at position 64: a tag of numbers is tried at as
+    many edges as cases have names."""
+
+    def request(index: int, length: int) -> Request:
+        name = "short-prompts" if index < 10 else "long-prompts"
+        prompt = range(1000 * index, 1000 * index + length)
+        return changed(request_of(index, prompt), request_id=f"{name}-{index}", tags={"case": name})
+
+    lengths = (1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 300, 515, 200, 3, 130, 1)
+    few = noted([Trace((request(index, length),)) for index, length in enumerate(lengths)])
+    (first,) = findings(positions(lambda at: at.row >= 64, few))
+    of = "4 of 4 against 0 of 16 before position 64"
+    assert first.where.startswith(f"wrong in 4 of 16 requests, only from position 64 on: {of} (by accident: 0.0")
+    assert first.sure == "a guess" and first.suspect.startswith("state, positions")
 
 
 def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> None:

@@ -24,7 +24,7 @@ from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import DEAD, Answer, Request, Trace, changed, failed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
+from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise, allowed_by
@@ -375,10 +375,10 @@ class Ending(PythonTarget):
         super().__init__("engines:float32", model.path)
         self.played = 0
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         self.played += 1
         dead = tuple((failed("nobody answers", DEAD),) for _ in trace.requests)
-        return Played(dead) if self.played > 3 else super().play(trace, arrived)
+        return Played(dead) if self.played > 3 else super().play(trace)
 
 
 def test_an_engine_that_dies_leaves_word_of_what_was_received(model: Model, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engines import checked, checked_right
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.causes.wrong_constants import constant_cause
+from lfm2np.oracle.causes.everywhere import constant_cause
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging import constants
 from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Projection, Reported, directions
@@ -31,6 +31,18 @@ def test_a_constant_is_no_format(model: Model) -> None:
     assert total.verdict is Verdict.BUG
     assert total.causes[0].sure == "certain"
     assert total.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
+
+
+def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_are_right() -> None:
+    """Rotation that wraps at position 64 was "as if the scale of attention is smaller by 4.7 %": at most positions
+    nothing was left, as nothing had been there."""
+    random = np.random.default_rng(0)
+    errors, effect = random.normal(size=(2, 1000))
+    errors[:100] *= 300.0
+    reported = Reported([], [], errors, np.ones(1000))
+    assert Projection("x", effect, reported).explained(0.1).left > 0.9
+    reported = Reported([], [], np.where(errors > 10.0, 300.0, 1.0) * effect, np.ones(1000))
+    assert Projection("x", np.asarray(reported.errors), reported).explained(1.0).left == 0.0
 
 
 @pytest.mark.slow

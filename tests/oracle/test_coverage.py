@@ -18,7 +18,7 @@ from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, ignored
+from lfm2np.oracle.engines.target import Abilities, Played
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
 
@@ -118,7 +118,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
 
     class Sharing(Kept):
-        def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        def play(self, trace: Trace) -> Played:
             played = super().play(trace)
             answers = [some[0] for some in played.answers]
             for index in range(9, min(16, len(answers))):

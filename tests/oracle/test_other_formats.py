@@ -12,8 +12,8 @@ from engines import checked_target, coarse, float32, loaded, noisy
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.everywhere import unrelated_cause
 from lfm2np.oracle.causes.other_formats import is_alike
-from lfm2np.oracle.causes.unrelated import unrelated_cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
@@ -79,6 +79,27 @@ def test_a_bug_of_one_place_is_not_called_steps_of_weights(model: Model) -> None
 
     total = checked_target(model, PythonTarget(factory, model.path), "float32", ("short-prompts",)).total
     assert total.verdict is Verdict.BUG and "in decode" in total.reasons[0], total.reasons
+    assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
+
+
+class Leaking(Shown):
+    """Each convolution's state gets a part of what an earlier request put into it."""
+
+    def convolve(self, chunk: nano.Chunk, number: int, new: nano.Array, taps: nano.Array) -> nano.Array:
+        inputs = vars(self).setdefault("inputs", {}).setdefault(number, [])
+        self.states[chunk.sequence.slot, number] += np.float32(0.03) * (inputs[-25] if len(inputs) > 25 else 0)
+        inputs.append(new[-1].copy())
+        return super().convolve(chunk, number, new, taps)
+
+
+def test_a_state_that_leaks_everywhere_is_neither_a_format_nor_an_operator(model: Model) -> None:
+    """The same tokens err by other amounts each time. Before, "right under --format int4" or "a wrong operator"."""
+
+    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
+        return Adapter(Leaking(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
+
+    total = checked_target(model, PythonTarget(factory, model.path), "float32", ("prefixes",)).total
+    assert total.verdict is Verdict.BUG and "where the same tokens are sent again" in total.reasons[0], total.reasons
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 
 

@@ -226,8 +226,8 @@ def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> No
     expected = [
         "certain: wrong in decode, right in prefill, alone or first of a batch: what prefill leaves behind is not what "
         "decode expects",
-        "also wrong by itself: later in a batch: requests of a batch read or write each other's rows, blocks or slots, "
-        "or are preempted and resumed wrongly",
+        "certain: also wrong by itself: later in a batch: requests of a batch read or write each other's rows, blocks "
+        "or slots, or are preempted and resumed wrongly",
     ]
     shown = report_of(result)
     report = as_json(shown)["figures"]

@@ -54,7 +54,7 @@ def test_the_report_says_how_many_hit_and_whether_they_are_right(model: Model, w
     assert len(causes) == (verdict is Verdict.BUG)
     for cause in causes:
         assert "requests that hit the prefix cache, right in all" in cause.where
-        assert any(cause.words in finding.words for finding in report.findings)
+        assert any(cause.line in finding.words for finding in report.findings)
     hits = as_json(report)["figures"]["prefix_hits"]
     assert hits["repeated"] == 12 and hits["reported"] == (way != "silent")
     assert bool(hits["wrong"]) == (verdict is Verdict.BUG) and set(hits["wrong"]) <= set(hits["hits"])

@@ -19,7 +19,7 @@ from golden_routes import DECIDED, differing, sparse_blocks
 import lfm2np
 from lfm2np.checkpoint.config_json import OF_MIXTURES as KEYS
 from lfm2np.checkpoint.config_json import load_config, parse_config
-from lfm2np.checkpoint.layout import FUSED
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.truth.layers import expected_tensors, parameter_count
 

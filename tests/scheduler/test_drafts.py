@@ -3,15 +3,13 @@
 import dataclasses
 import io
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import pytest
-from test_random_schedules import random_config, random_requests
 
 from scheduler import (
     POLICIES,
     BatchPlan,
-    PlanError,
     Request,
     Scheduler,
     SchedulerConfig,
@@ -21,6 +19,39 @@ from scheduler import (
     reasons,
     replay,
 )
+
+
+def random_config(choice: random.Random, policy: str) -> SchedulerConfig:
+    num_blocks = choice.randint(6, 40)
+    return SchedulerConfig(
+        num_blocks=num_blocks,
+        block_size=choice.choice([1, 2, 3, 5, 16]),
+        max_num_seqs=choice.randint(1, 8),
+        max_num_batched_tokens=choice.randint(1, 40),
+        policy=policy,
+        prefix_caching=choice.random() < 0.7,
+        watermark=choice.choice([0.0, 0.01, 0.2]),
+    )
+
+
+def random_requests(choice: random.Random, config: SchedulerConfig) -> list[tuple[int, Request, list[Request]]]:
+    room = config.num_blocks * config.block_size
+    drawn = []
+    for index in range(25):
+        length = choice.randint(1, min(30, room))
+        most = choice.randint(1, min(12, room + 1 - length))
+        ids = ([7] * choice.randint(0, length) + [choice.randint(0, 3) for _ in range(length)])[:length]
+        request = Request(
+            f"r{index}",
+            tuple(ids),
+            most,
+            priority=choice.randint(0, 3),
+            stop_token_ids=frozenset([5]),
+            prompt_logits=choice.random() < 0.2,
+        )
+        forks = [Request(f"r{index}.{k}", request.prompt_token_ids, most) for k in range(choice.choice([0, 0, 2]))]
+        drawn.append((choice.randint(0, 60), request, forks))
+    return sorted(drawn, key=lambda pair: pair[0])
 
 
 def next_token(request: Request, ahead: int) -> int:
@@ -167,83 +198,3 @@ def test_any_drafts_give_the_same_outputs_within_the_budget_and_replay(policy: s
         assert fewer <= steps * 1.3 + 5
         replayed = replay(trace.splitlines())
         assert {name: ids for name, ids in outputs.items() if ids} == replayed.outputs
-
-
-def test_right_drafts_are_taken_whole():
-    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
-    request = Request("a", (1, 2, 3), 9)
-    subject.add(request)
-    plan = subject.add_drafts(subject.schedule(), {"a": [11, 12, 13, 14]})
-    (entry,) = plan.scheduled
-    assert (entry.token_ids, entry.drafts, entry.num_drafts) == ((1, 2, 3, 11, 12, 13, 14), (11, 12, 13, 14), 4)
-    assert len(entry.block_table) == 4
-    subject.update(plan, {"a": [11, 12, 99]})
-    assert (request.output_token_ids, request.num_computed_tokens) == ([11, 12, 99], 5)
-    assert len(request.tables[0]) == 3
-    assert len(subject.pool.block_of) == 2, "the block of 2, 3 and 11 is published, with the accepted token only"
-    check(subject)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "fragment"),
-    [
-        ({}, "1 to 3 tokens"),
-        ({"a": []}, "1 to 3 tokens"),
-        ({"a": [11, 12, 13, 14]}, "1 to 3 tokens"),
-        ({"a": [12, 13]}, "its first drafts"),
-        ({"a": [11, 11, 13]}, "its first drafts"),
-        ({"a": [11], "b": [1]}, "'b', which was not asked"),
-    ],
-)
-def test_answers_that_the_plan_does_not_allow_are_refused(tokens: Mapping[str, Sequence[int]], fragment: str):
-    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
-    subject.add(Request("a", (1, 2, 3), 9))
-    plan = subject.add_drafts(subject.schedule(), {"a": [11, 12]})
-    before = state_of(subject)
-    with pytest.raises(PlanError, match=fragment):
-        subject.update(plan, tokens)
-    assert state_of(subject) == before, "no change"
-    subject.update(plan, {"a": [11, 7]})
-    check(subject)
-
-
-def test_tokens_after_the_one_that_ends_a_request_are_refused():
-    for request in (Request("a", (1, 2), 9, stop_token_ids=frozenset([11])), Request("a", (1, 2), 9)):
-        subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
-        subject.add(request)
-        plan = subject.add_drafts(subject.schedule(), {"a": [11, 12]})
-        if request.stop_token_ids:
-            with pytest.raises(PlanError, match="token 11 ends it"):
-                subject.update(plan, {"a": [11, 12]})
-            assert subject.update(plan, {"a": [11]}) == [request]
-        else:
-            assert subject.update(plan, {"a": [11, 12]}) == []
-
-
-def test_drafts_for_a_request_that_takes_none_are_refused():
-    """In the middle of a prompt, before its samples are split off, or not in the plan at all."""
-    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=4))
-    subject.add(Request("long", (1,) * 6, 3))
-    subject.add(Request("later", (1,), 3))
-    plan = subject.schedule()
-    for name in ("long", "later", "nobody"):
-        with pytest.raises(PlanError, match=f"drafts for '{name}'"):
-            subject.add_drafts(plan, {name: [1]})
-    subject.update(plan, {})
-    with pytest.raises(PlanError, match="not in flight"):
-        subject.add_drafts(plan, {})
-    forked = Scheduler(SchedulerConfig(num_blocks=20))
-    forked.add(Request("a", (1, 2), 3), [Request("b", (1, 2), 3)])
-    with pytest.raises(PlanError, match="drafts for 'a'"):
-        forked.add_drafts(forked.schedule(), {"a": [1]})
-
-
-def test_a_draft_never_takes_a_cached_block():
-    """Two blocks in all: one is needed, one holds a prefix that may be wanted again."""
-    subject = Scheduler(SchedulerConfig(num_blocks=2, block_size=2))
-    subject.add(Request("a", (1, 2), 1))
-    subject.update(subject.schedule(), {"a": [3]})
-    subject.add(Request("b", (5, 6), 3))
-    plan = subject.add_drafts(subject.schedule(), {"b": [7, 8]})
-    assert [entry.drafts for entry in plan.scheduled] == [()]
-    assert len(subject.pool.block_of) == 1

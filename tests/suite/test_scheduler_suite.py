@@ -117,7 +117,7 @@ def test_every_fault_is_caught_on_another_scheduler(few):
     lacks = adapter_calls.Calls(Tiny, SIZES).lacks
     bare = suite.Outcome("tiny", lacks, frozenset())
     trials = [try_fault(Tiny, fault, bare, "quick") for fault in faults_for(lacks)]
-    assert len(trials) > 20 and [trial.fault.name for trial in trials if not trial.by] == []
+    assert len(trials) > 15 and [trial.fault.name for trial in trials if not trial.by] == []
 
 
 def test_the_page_names_every_feature():
@@ -575,7 +575,7 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "wrong_adapter.py").write_text(
         "from lfm2np.suite.schedulers import own\n"
         "from lfm2np.suite.schedulers.scheduler_faults import with_fault\n"
-        "factory = with_fault(own.factory, 'newest-token-lost')\n"
+        "factory = with_fault(own.factory, 'rows-get-each-others-tokens')\n"
     )
     (tmp_path / "known.txt").write_text("tokens  # known\n")
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ LISTED = {file.file: file for file in trusted.trusted_files()}
 CHOOSING = {  # run beside them, and change no number of a plain checkpoint
     *("engine/loading.py", "arithmetic/__init__.py"),  # which arithmetic, by its name, and who calls the reference
     *("checkpoint/loaded.py", "checkpoint/files.py", "checkpoint/tensors.py"),  # which kind of file
-    *("checkpoint/packed/settings.py", "checkpoint/packed/mlx.py"),  # whether it is quantised, by whom
+    "checkpoint/packed/settings.py",  # whether it is quantised, by whom
     "checkpoint/text/tokenizer.py",  # whether ids lie in the vocabulary
 }
 MOST_LINES = {False: 860, True: 1910}  # of the reference, of reading
@@ -46,7 +46,7 @@ def test_nothing_runs_but_what_is_listed_and_what_chooses(fixture: Callable[[], 
     lfm2np.load(fixture(), "integers").logits([1])  # what only the first import does
     ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
     assert ran - LISTED.keys() == CHOOSING
-    assert LISTED.keys() - ran <= {"errors.py", "truth/operations.py", "checkpoint/names.py"}, "only declare, or LFM3's"
+    assert LISTED.keys() - ran <= {"errors.py", "truth/operations.py"}, "only declare"
     assert "arithmetic/pieces.py" in executed(lambda: lfm2np.load(fixture()).logits([1, 17, 42])), "the control"
 
 

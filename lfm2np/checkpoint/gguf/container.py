@@ -1,9 +1,10 @@
-"""The container: header, keys, tensors of a GGUF file or of all its splits, every length checked before it is used.
+"""The container: header, keys, tensors of a GGUF file, every length checked before it is used.
 
 magic "GGUF", version, number of tensors, number of keys; the keys with typed values; of each tensor name, dimensions
 (the fastest first), type, offset; padding up to the alignment; the data. Little-endian. Source: docs/gguf.md and
 gguf.cpp of llama.cpp (ggml). Its rules are ours, and where it asserts we raise: a key or a tensor stands once, rows are
-whole blocks, tensors lie one behind another in the file's order, each padded to the alignment.
+whole blocks, tensors lie one behind another in the file's order, each padded to the alignment. A file in splits is
+refused: `llama-gguf-split --merge` makes one of them.
 
 The package `gguf` reads this, too, but trusts it: a length in a broken file becomes an endless loop, an unknown type a
 ValueError, two tensors may overlap; and a vocabulary of 65,536 tokens takes its reader 15 s and 250 MB, this one 0.9 s
@@ -13,7 +14,6 @@ and 39 MB.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,11 +29,10 @@ from lfm2np.values import plain, show
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = 32  # unless general.alignment says another
-MAX_DIMENSIONS, MAX_NAME, MAX_SPLITS = 4, 64, 1000
+MAX_DIMENSIONS, MAX_NAME = 4, 64
 STRING, ARRAY = 8, 9
 NUMERIC = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}  # types of values: struct's and NumPy's letters
 TYPES = {number: name for name, number in NUMBERS.items()}
-SPLIT_NAME = re.compile(r"(?s:(.*)-([0-9]{5})-of-([0-9]{5})\.gguf)")
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Container:
-    """A file, or splits: keys of the first, tensors of all of them by their names, shapes as NumPy has them."""
+    """Keys and tensors by their names, shapes as NumPy has them."""
 
-    paths: tuple[Path, ...]
+    path: Path
     keys: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
 
@@ -80,7 +79,7 @@ class Keys:
         """`shown` is said of the value, by default what it is and its type."""
         if (stored := self.stored(key)) is not None and shown is None:
             shown = f"{show(stored.value)} ({stored.kind})"
-        return self.error(f"{self.container.paths[0]}: {self.prefix}.{plain(key)}: {shown}, expected {expected}")
+        return self.error(f"{self.container.path}: {self.prefix}.{plain(key)}: {shown}, expected {expected}")
 
 
 @dataclass
@@ -108,66 +107,21 @@ class _Header:
 
 
 def open_container(path: Path) -> Container:
-    """A file, with the others if it is the first of several splits; CheckpointError names what is wrong, and where."""
-    first = _open_file(path)
-    count = _split_number(path, first.keys, "split.count", 1)
-    if count == 1:
-        return first
-    files = [first, *(_open_file(split_path) for split_path in _split_paths(path, first.keys, count)[1:])]
-    tensors: dict[str, StoredTensor] = {}
-    for number, file in enumerate(files):
-        where = file.paths[0]
-        if _split_number(where, file.keys, "split.no", None) != number:
-            raise CheckpointError(f"{where}: split.no: {file.keys['split.no'].value}, expected {number}")
-        for key in file.keys.keys() & first.keys.keys() - {"split.no"}:
-            if file.keys[key] != first.keys[key]:
-                raise CheckpointError(f"{where}: {plain(key)}: {show(file.keys[key].value)}, expected as in {path}")
-        for name, tensor in file.tensors.items():
-            if name in tensors:
-                also = tensors[name].source
-                raise CheckpointError(f"{where}: {plain(name)} stands also in {also}, expected one of them")
-            tensors[name] = tensor
-    total = first.keys.get("split.tensors.count")
-    if total is None or total.value != len(tensors):
-        value = "absent" if total is None else show(total.value)
-        raise CheckpointError(f"{path}: split.tensors.count: {value}, expected {len(tensors)}, as all splits have")
-    return Container(tuple(file.paths[0] for file in files), first.keys, tensors)
-
-
-def _split_paths(path: Path, keys: Mapping[str, Value], count: int) -> list[Path]:
-    named = SPLIT_NAME.fullmatch(path.name)
-    if named is None or int(named[3]) != count:
-        raise CheckpointError(f"{path}: split.count: {count}, expected a name that ends in -00001-of-{count:05}.gguf")
-    paths = [path.with_name(f"{named[1]}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
-    if _split_number(path, keys, "split.no", None) != 0 or int(named[2]) != 1:
-        raise CheckpointError(f"{path}: a later split, expected the first, {paths[0].name}")
-    return paths
-
-
-def _split_number(path: Path, keys: Mapping[str, Value], key: str, default: int | None) -> int:
-    stored = keys.get(key)
-    if stored is None and default is not None:
-        return default
-    most = MAX_SPLITS if key == "split.count" else MAX_SPLITS - 1
-    value = None if stored is None else stored.value
-    if type(value) is not int or not int(key == "split.count") <= value <= most:
-        text = "absent" if stored is None else f"{show(value)} ({stored.kind})"
-        raise CheckpointError(f"{path}: {key}: {text}, expected an integer up to {most}")
-    return value
-
-
-def _open_file(path: Path) -> Container:
+    """CheckpointError names what is wrong, and where."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: {'not a regular file' if path.exists() else 'does not exist'}")
-        size = path.stat().st_size
-        if not size:  # which no memory map takes
+        if not path.stat().st_size:  # which no memory map takes
             raise CheckpointError(f"{path}: 0 bytes, expected a GGUF file")
         header = _Header(path, np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray))
     except (OSError, ValueError) as problem:
         raise CheckpointError(f"{path}: cannot be read: {problem}") from None
     num_tensors = _read_start(header)
-    return Container((path,), header.keys, _read_tensors(header, num_tensors))
+    count = header.keys.get("split.count", Value("uint16", 1))
+    if count.value != 1:
+        merge = "expected 1: `llama-gguf-split --merge FIRST OUT` makes one file of several"
+        raise CheckpointError(f"{path}: split.count: {show(count.value)} ({count.kind}), {merge}")
+    return Container(path, header.keys, _read_tensors(header, num_tensors))
 
 
 def _read_start(header: _Header) -> int:

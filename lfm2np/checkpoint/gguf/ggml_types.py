@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.quantised_rows import QuantisedRows
+from lfm2np.checkpoint.stored import QuantisedRows
 from lfm2np.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
@@ -117,26 +117,6 @@ def dequantised(blocks: Bytes, name: str) -> Float32:
     return values
 
 
-def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
-    """The first block, counted over rows [..., bytes], with a scale that is no number, and that scale; None if all are.
-
-    Infinities and NaN of float16; of MXFP4 a power of two whose weights no float32 holds, or 255, which is its NaN.
-    """
-    kind = QUANTISED[name]
-    blocks = np.ascontiguousarray(rows).reshape(-1, kind.size)
-    if name == "MXFP4":
-        exponents = blocks[:, :1].astype(np.int32)
-        scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
-        bad = exponents > LARGEST_EXPONENT
-    else:
-        scales = np.concatenate([half(blocks, at) for at in kind.halves], axis=1)
-        bad = ~np.isfinite(scales)
-    if not bad.any():
-        return None
-    block, which = np.argwhere(bad)[0]
-    return int(block), float(scales[block, which])
-
-
 @dataclass(frozen=True, eq=False)
 class BlockRows(QuantisedRows):
     """Rows in a format of QUANTISED. blocks: uint8 [..., bytes], a view of the file."""
@@ -153,10 +133,19 @@ class BlockRows(QuantisedRows):
         return values_of(self.blocks, self.dtype)
 
     def problem(self) -> str | None:
-        rows, size = self.blocks.reshape(-1, self.blocks.shape[-1]), QUANTISED[self.dtype].size
+        """Scales that are infinite or NaN; of MXFP4 a power of two whose weights no float32 holds, or 255, its NaN."""
+        rows, kind = self.blocks.reshape(-1, self.blocks.shape[-1]), QUANTISED[self.dtype]
         step = max(1, CHUNK // rows.shape[1])
         for start in range(0, len(rows), step):
-            if bad := bad_scale(rows[start : start + step], self.dtype):
-                row, block = divmod(bad[0], rows.shape[1] // size)
-                return f"the scale {bad[1]} in block {block} of row {start + row}"
+            blocks = np.ascontiguousarray(rows[start : start + step]).reshape(-1, kind.size)
+            if self.dtype == "MXFP4":
+                exponents = blocks[:, :1].astype(np.int32)
+                scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
+                bad = exponents > LARGEST_EXPONENT
+            else:
+                scales = np.concatenate([half(blocks, at) for at in kind.halves], axis=1)
+                bad = ~np.isfinite(scales)
+            for number, which in np.argwhere(bad)[:1].tolist():
+                row, block = divmod(number, rows.shape[1] // kind.size)
+                return f"the scale {scales[number, which]} in block {block} of row {start + row}"
         return None

@@ -69,7 +69,7 @@ def in_keys(text: str, prefix: str) -> str:
 
 def config_of(container: Container) -> ModelConfig:
     """ConfigError names the file and the key."""
-    path = container.paths[0]
+    path = container.path
     architecture = container.keys.get("general.architecture")
     if architecture is None or architecture.value not in ARCHITECTURES:
         shown = "absent" if architecture is None else show(architecture.value)

@@ -8,14 +8,13 @@ queries and keys stand in their order: conversion/lfm2.py permutes none. Source:
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.gguf.gguf_config import in_keys
-from lfm2np.checkpoint.layout import Place, experts_of, facts_of, part_of, require_names, require_shape, whole_dims
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.layout import Place, collected
+from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import Dim, layout_of
+from lfm2np.truth.layers import layout_of
 
 TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -43,45 +42,29 @@ IN_A_LAYER = {
     "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
     "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
 }
-LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
-EXPERT = re.compile(r"(feed_forward\.experts)\.([0-9]+)\.(.+)")
+LAYER = re.compile(r"model\.layers\.([0-9]+)\.(?:(feed_forward\.experts\.)([0-9]+)\.)?(.+)")
 
 
 def place_of(name: str) -> Place:
-    if name in TOP:
-        return Place(TOP[name])
     layer = LAYER.fullmatch(name)
-    assert layer is not None, name
-    expert = EXPERT.fullmatch(layer[2])
-    if expert is None:
-        return Place(f"blk.{layer[1]}.{IN_A_LAYER[layer[2]]}")
-    return Place(f"blk.{layer[1]}.{IN_A_LAYER[f'{expert[1]}.{expert[3]}']}", int(expert[2]))
+    if layer is None:
+        return Place(TOP[name])
+    number, folder, expert, part = layer.groups(default="")
+    axes = (0, 2) if part == "conv.conv.weight" else None
+    return Place(f"blk.{number}.{IN_A_LAYER[folder + part]}", int(expert) if expert else None, axes=axes)
 
 
 def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:
     """Our name -> tensor, all of them. CheckpointError for one that is missing, unexpected or of another shape."""
-    prefix = container.keys["general.architecture"].value
 
-    def by_key(dim: Dim) -> Dim:
-        return dim[0], in_keys(dim[1], prefix)
+    def spelled(text: str) -> str:
+        return in_keys(text, container.keys["general.architecture"].value)
 
-    def facts(name: str) -> str:
-        return in_keys(facts_of(name, config), prefix)
-
-    layout = {name: tuple(map(by_key, dims)) for name, dims in layout_of(config).items()}
-    places, experts = {name: _place_in(container, name, config) for name in layout}, by_key(experts_of(config))
-    in_file = {place.name: whole_dims(place, layout[name], experts) for name, place in places.items()}
-    require_names(container.tensors, in_file, str(container.paths[0]), facts)
-    tensors = {}
-    for name, place in places.items():
-        stored, dims = container.tensors[place.name], layout[name]
-        if len(dims) != 2 and stored.is_quantised:
-            raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
-        if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
-            require_shape(stored, (dims[0], dims[2]))
-            stored = replace(stored, values=stored.array[:, None, :])
-        tensors[name] = part_of(stored, place, name, dims, experts)
-    return tensors
+    plan = {}
+    for name, dims in layout_of(config).items():
+        by_key = tuple((size, spelled(origin)) for size, origin in dims)
+        plan[name] = _place_in(container, name, config), by_key
+    return collected(container.tensors, plan, config, str(container.path), spelled)
 
 
 def _place_in(container: Container, name: str, config: ModelConfig) -> Place:

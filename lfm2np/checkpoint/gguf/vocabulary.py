@@ -78,7 +78,7 @@ def tokenizer_json(container: Container, config: ModelConfig) -> str:
 
 def template_of(container: Container) -> tuple[str, str] | None:
     """The chat template and where it stands; None if there is none."""
-    template, source = container.keys.get(TEMPLATE), f"{container.paths[0]}: {TEMPLATE}"
+    template, source = container.keys.get(TEMPLATE), f"{container.path}: {TEMPLATE}"
     if template is None:
         return None
     if template.kind != "string" or not _is_text(template.value):
@@ -126,20 +126,18 @@ def _entries(tables: Keys, config: ModelConfig) -> tuple[dict[str, int], list[di
     return vocabulary, added
 
 
-def _merges(tables: Keys, vocabulary: Mapping[str, int]) -> list[list[str]]:
-    index_of: dict[tuple[str, str], int] = {}
+def _merges(tables: Keys, vocabulary: Mapping[str, int]) -> list[str]:
+    seen: dict[str, int] = {}
     for index, text in enumerate(tables.value("merges", "array of string")):
-        name, parts = f"merges[{index}]", text.split(" ")
-        if len(parts) != 2 or not all(parts):
-            raise tables.wrong(name, "two pieces with a space between them", show(text))
-        first, second = parts
+        first, _, second = text.partition(" ")
         for piece in (first, second, first + second):
-            if piece not in vocabulary:
-                raise tables.wrong(name, f"pieces of tokenizer.ggml.tokens, which has no {show(piece)}", show(text))
-        if (first, second) in index_of:
-            raise tables.wrong(name, "each merge once", f"{show(text)} as merges[{index_of[first, second]}]")
-        index_of[first, second] = index
-    return [list(pair) for pair in index_of]
+            if piece not in vocabulary or " " in piece:
+                expected = f"two pieces of tokenizer.ggml.tokens, which has no {show(piece)}"
+                raise tables.wrong(f"merges[{index}]", expected, show(text))
+        if text in seen:
+            raise tables.wrong(f"merges[{index}]", "each merge once", f"{show(text)} as merges[{seen[text]}]")
+        seen[text] = index
+    return list(seen)
 
 
 def _bos(tables: Keys, config: ModelConfig, vocabulary: Mapping[str, int]) -> tuple[str, int]:
@@ -162,17 +160,13 @@ def _pre_tokenizer(pattern: str | None) -> dict[str, object]:
 
 
 def _post_processor(text: str, token_id: int) -> dict[str, object]:
-    def begun(*names: str) -> list[dict[str, object]]:
-        pieces: list[dict[str, object]] = []
-        for type_id, name in enumerate(names):
-            pieces += [
-                {"SpecialToken": {"id": text, "type_id": type_id}},
-                {"Sequence": {"id": name, "type_id": type_id}},
-            ]
-        return pieces
-
+    """The token before one text, or before each of two."""
+    first, second = (
+        [{"SpecialToken": {"id": text, "type_id": number}}, {"Sequence": {"id": name, "type_id": number}}]
+        for number, name in enumerate("AB")
+    )
     special = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
-    return {"type": "TemplateProcessing", "single": begun("A"), "pair": begun("A", "B"), "special_tokens": special}
+    return {"type": "TemplateProcessing", "single": first, "pair": first + second, "special_tokens": special}
 
 
 def _is_text(text: str) -> bool:

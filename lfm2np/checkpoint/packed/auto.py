@@ -29,7 +29,7 @@ AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight outputs in their ord
 
 def read_matrix(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor | None:
     """None of a module that is not quantised. CheckpointError names the file, the tensor and the key."""
-    if "qweight" not in parts:
+    if "qweight" not in parts or len(dims) != 2:
         return None
     if skipped := next((part for part in settings.skipped if any(part in name for name in parts.names)), None):
         raise parts.wrong(

@@ -4,18 +4,18 @@ Format pack-quantized: `weight_packed` (int32, codes from the lowest bit on, cou
 and with zero points `weight_zero_point`, packed along the rows; with actorder=group `weight_g_idx`, the group of each
 column. The other formats: `weight` (int8 or float8 E4M3), with zero points `weight_zero_point` (int8). All of them
 have `weight_scale`, of the whole, of each row, of groups of columns or of blocks, and where inputs are rounded by a
-scale that is told, `input_scale`. Source: the package compressed-tensors, compressors/pack_quantized,
+static scale (W8A8, FP8: nothing of that is computed here, the exact model rounds no inputs), `input_scale`.
+Source: the package compressed-tensors, compressors/pack_quantized,
 compressors/naive_quantized, quantization/lifecycle/forward.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import origins_of
 from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, packed_dim
 from lfm2np.checkpoint.packed.rows import PackedRows, numbers, unpacked
 from lfm2np.checkpoint.packed.settings import Args, CompressedSettings, Scheme
@@ -30,6 +30,8 @@ def class_of(module: str) -> str:
 
 def read_matrix(parts: Parts, dims: Dims, settings: CompressedSettings) -> StoredTensor | None:
     """None of a module that is not quantised. CheckpointError names the file, the tensor and the key."""
+    if len(dims) != 2:
+        return None
     names, kind = parts.names, class_of(parts.name)
     scheme = settings.of(names, kind)
     if scheme is None:
@@ -51,7 +53,7 @@ def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
         stored = parts.take("weight_packed", f"format={scheme.format}", ("I32",), (rows, words))
         told = parts.take("weight_shape", "format=pack-quantized", INTEGERS, ((2, "dimensions of a matrix"),))
         if (shape := tuple(told.array.tolist())) != (rows[0], columns[0]):
-            raise told.wrong(f"{shape}, expected {(rows[0], columns[0])} from {origins_of(dims)}")
+            raise told.wrong(f"{shape}, expected {(rows[0], columns[0])} from {rows[1]} and {columns[1]}")
     else:
         stored = parts.take("weight", f"{form.key}.type", ("F8_E4M3",) if form.is_float else ("I8",), dims)
     grouped = _scale_dims(parts, dims, form)
@@ -66,7 +68,7 @@ def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
         group_of=_groups(parts, columns, form),
     )
     if scheme.inputs is not None:
-        input_scale(parts, scheme.inputs)
+        rounding_of_inputs(parts, scheme.inputs)
     kind = "float8" if form.is_float else f"int{form.bits}"
     size = {"group": f"g{form.group_size}", "block": f"block{form.block[0]}x{form.block[1]}"}
     dtype = f"{kind}-{size.get(form.strategy, form.strategy)}{'' if form.symmetric else '-zero'}"
@@ -117,16 +119,38 @@ def _groups(parts: Parts, columns: Dim, form: Args) -> NDArray[np.int64] | None:
     return parts.groups_of_columns("weight_g_idx", f"{form.key}.actorder", columns, columns[0] // form.group_size - 1)
 
 
-def input_scale(parts: Parts, inputs: Args) -> tuple[float | None, int]:
-    """The static scale of a product's inputs and its zero; none where each run finds its own."""
-    if inputs.dynamic:
-        return None, 0
-    one = ((1, f"{inputs.key}.strategy=tensor"),)
-    stored = parts.take("input_scale", f"{inputs.key}.dynamic=false", DTYPES, one)
-    scale = float(numbers(stored.array.reshape(-1), stored.dtype)[0])
-    if not 0.0 < scale < float("inf"):
-        raise stored.wrong(f"{scale}, expected a positive number")
-    if inputs.symmetric:
-        return scale, 0
-    zero = parts.take("input_zero_point", f"{inputs.key}.symmetric=false", ("I8",), one)
-    return scale, int(zero.array.reshape(-1)[0])
+@dataclass(frozen=True)
+class InputRounding:
+    """Of one product's inputs: each is  scale * (code - zero)  with the nearest code.
+
+    kind        "int8" (codes -128 to 127) or "float8" (E4M3, to 448)
+    of          what shares a scale: "tensor" (all inputs of a step), "token" (a row), or "group" of columns in a row
+    group_size  columns of a group; 0 of the other two
+    scale       the static one; None where it is dynamic: of the largest input, or of the least and the largest if
+                not symmetric, by a rule of the engine
+    zero        with a static scale; 0 if symmetric
+    symmetric   whether the zero is 0
+    """
+
+    kind: str
+    of: str
+    group_size: int
+    scale: float | None
+    zero: int
+    symmetric: bool
+
+
+def rounding_of_inputs(parts: Parts, inputs: Args) -> InputRounding:
+    """Of one product; its static scale and zero are in the file."""
+    scale, zero = None, 0
+    if not inputs.dynamic:
+        one = ((1, f"{inputs.key}.strategy=tensor"),)
+        stored = parts.take("input_scale", f"{inputs.key}.dynamic=false", DTYPES, one)
+        scale = float(numbers(stored.array.reshape(-1), stored.dtype)[0])
+        if not 0.0 < scale < float("inf"):
+            raise stored.wrong(f"{scale}, expected a positive number")
+        if not inputs.symmetric:
+            stored = parts.take("input_zero_point", f"{inputs.key}.symmetric=false", ("I8",), one)
+            zero = int(stored.array.reshape(-1)[0])
+    kind = f"{inputs.type}{inputs.bits}"
+    return InputRounding(kind, inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric)

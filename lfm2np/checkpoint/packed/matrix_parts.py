@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import require_shape
+from lfm2np.checkpoint.layout import experts_of, require_shape, whole_dims
+from lfm2np.checkpoint.names import plan_of
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import Dim, layout_of
-from lfm2np.truth.weights import EMBEDDING, HEAD
+from lfm2np.truth.layers import Dim
 
-Dims = tuple[Dim, Dim]
+Dims = tuple[Dim, ...]
 INTEGERS = ("I32", "I64")
 
 
 class Parts:
-    """The tensors of one module with a matrix by what they are, and which of them were used.
+    """The tensors of one module by what they are, and which of them were used.
 
-    name    ours of the module
-    module  the file's, which messages use
+    name    of the module among `tensors`
+    module  the file's, which messages use: that of a model that also sees has a prefix
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], name: str, module: str, source: str):
@@ -34,7 +34,7 @@ class Parts:
         """By which config.json may name it: the file's, and transformers' where it renames what the file has."""
         return self.module, self.module.replace("self_attn.gate_proj", "self_attn.g_proj")
 
-    def take(self, part: str, key: str, dtypes: Iterable[str], dims: tuple[Dim, ...] | None = None) -> StoredTensor:
+    def take(self, part: str, key: str, dtypes: Iterable[str], dims: Dims | None = None) -> StoredTensor:
         """The tensor that `key` of config.json asks for. CheckpointError if it is missing, of another type or shape."""
         if part not in self:
             raise CheckpointError(f"{self.source}: missing {self.called(part)}, expected it from {key} (config.json)")
@@ -67,38 +67,31 @@ class Parts:
         return CheckpointError(f"{self.source}: {self.called(part)}: {text}")
 
 
-def parts_of(weights: Iterable[str], tensors: Mapping[str, StoredTensor], source: str) -> dict[str, Parts]:
-    """By `weights`, which are ours."""
+def modules(tensors: Mapping[str, StoredTensor], source: str, config: ModelConfig) -> Iterator[tuple[str, Parts, Dims]]:
+    """Of each module with a weight in the file: our name of that (the first of several), its parts, its dimensions."""
     called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
-    modules = {weight: weight.removesuffix(".weight") for weight in weights}
-    return {weight: Parts(tensors, name, called.get(name, name), source) for weight, name in modules.items()}
+    seen, experts = set[str](), experts_of(config)
+    for name, (place, dims) in plan_of(tensors, config).items():
+        module, _, kind = place.name.rpartition(".")
+        if kind not in ("bias", "expert_bias") and module not in seen:
+            seen.add(module)
+            yield name, Parts(tensors, module, called.get(module, module), source), whole_dims(place, dims, experts)
 
 
-def matrices(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, source: str
-) -> Iterator[tuple[str, Parts, tuple[Dim, ...]]]:
-    """Our name of each matrix, its parts and dimensions. A tied head counts if the file has one."""
-    layout = {name: dims for name, dims in layout_of(config).items() if len(dims) == 2}
-    if any(name.startswith(HEAD) for name in tensors):
-        layout[HEAD] = layout[EMBEDDING]
-    for name, parts in parts_of(layout, tensors, source).items():
-        yield name, parts, layout[name]
+Read = Callable[[Parts, Dims], StoredTensor | None]
 
 
 def with_matrices(
-    tensors: Mapping[str, StoredTensor],
-    config: ModelConfig,
-    source: str,
-    read: Callable[[Parts, Dims], StoredTensor | None],
+    tensors: Mapping[str, StoredTensor], source: str, config: ModelConfig, read: Read
 ) -> dict[str, StoredTensor]:
-    """What is no part of a matrix that `read` puts together keeps its name."""
+    """With one tensor for the parts of each matrix that `read` puts together; it returns None for what is plain."""
     joined = dict(tensors)
-    for name, parts, (rows, columns) in matrices(tensors, config, source):
-        matrix = read(parts, (rows, columns))
+    for _, parts, dims in modules(tensors, source, config):
+        matrix = read(parts, dims)
         if matrix is not None:
             for used in parts.used:
                 del joined[used]
-            joined[name] = matrix
+            joined[f"{parts.name}.weight"] = matrix
     return joined
 
 

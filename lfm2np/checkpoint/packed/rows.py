@@ -8,19 +8,19 @@ In float64 it is that number exactly:
     Where there is a bias the sum of both is a multiple of the lower of two last bits, the scale's and the bias's, and
     smaller than |scale| * 2**bits + |bias|. Float16: multiples of 2**-24 below 2**16 * 256 + 2**16 < 2**25, 49 bits.
     bfloat16 and float32 have wider exponents, so a scale can be so much smaller than its bias that no float64 holds
-    their sum. Quantisers make no such groups, as the bias is a weight and the scale a share of one; `bad_group` refuses
-    them, so that nothing is rounded.
+    their sum. Quantisers make no such groups, as the bias is a weight and the scale a share of one; `problem` refuses
+    every group in which some code might lead to one, so that nothing is rounded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.quantised_rows import Array, QuantisedRows
+from lfm2np.checkpoint.stored import Array, QuantisedRows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53
@@ -57,18 +57,13 @@ class PackedRows(QuantisedRows):
 
     def widened(self) -> Float64:
         """[..., rows, columns]. Nothing rounds: see above."""
-        products, biases = self.parts()
-        if biases is not None:
-            products += biases
-        return products
-
-    def parts(self) -> tuple[Float64, Float64 | None]:
-        """scale * (code - zero), [..., rows, columns], and the bias of each."""
-        codes = codes_of(self.codes, self.coding)[..., : self.columns]
+        weights = codes_of(self.codes, self.coding)[..., : self.columns]
         if not isinstance(self.zeros, int) or self.zeros:
-            codes -= self.by_column(np.asarray(self.zeros, np.float64))
-        codes *= self.by_column(numbers(self.scales, self.dtype))
-        return codes, None if self.biases is None else self.by_column(numbers(self.biases, self.dtype))
+            weights -= self.by_column(np.asarray(self.zeros, np.float64))
+        weights *= self.by_column(numbers(self.scales, self.dtype))
+        if self.biases is not None:
+            weights += self.by_column(numbers(self.biases, self.dtype))
+        return weights
 
     def by_column(self, of_groups: Float64) -> Float64:
         """[..., groups] -> [..., columns]."""
@@ -79,61 +74,35 @@ class PackedRows(QuantisedRows):
         return np.repeat(of_groups, self.columns // of_groups.shape[-1], axis=-1)
 
     def problem(self) -> str | None:
-        return bad_group(self)
-
-
-def bad_group(rows: PackedRows) -> str | None:
-    """Of rows [rows, columns]: the first group whose weights are no numbers that float64, and nearly float32, holds.
-
-    In words, such as "the scale nan in group 0 of row 3".
-    """
-    largest = float(2 ** BITS[rows.coding]) if rows.coding in BITS else LARGEST[rows.coding]
-    step = max(1, NUMBERS // rows.columns)
-    for piece in (slice(start, start + step) for start in range(0, len(rows), step)):
-        part = rows[piece]
-        scales = numbers(part.scales, part.dtype)
-        biases = np.zeros_like(scales) if part.biases is None else numbers(part.biases, part.dtype)
-        for what, numbers_of_groups in (("scale", scales), ("bias", biases)):
-            if bad := first(~np.isfinite(numbers_of_groups)):
-                return f"the {what} {numbers_of_groups[bad]} in group {bad[1]} of row {piece.start + bad[0]}"
-        if part.coding == "float8" and (bad := first((bytes_of(part.codes) & 127) == 127)):
-            return f"the code nan in column {bad[1]} of row {piece.start + bad[0]}"
-        bound = np.abs(scales) * largest + np.abs(biases)
-        lowest = np.minimum(last_bit(scales), last_bit(biases))
-        suspect = bound > FLOAT32_MAX
-        if part.biases is not None:
-            suspect |= np.frexp(bound)[1] - lowest > FLOAT64_BITS
-        for row in np.flatnonzero(suspect.any(axis=-1)):
-            if problem := bad_value(part[row : row + 1]):
-                return f"{problem} of row {piece.start + row}"
-    return None
-
-
-def first(bad: NDArray[np.bool_]) -> tuple[int, int] | None:
-    places = np.argwhere(bad)
-    return (int(places[0][0]), int(places[0][1])) if len(places) else None
+        """Of rows [rows, columns]: the first group whose weights may be no numbers that float64, and float32, holds."""
+        largest = float(2 ** BITS[self.coding]) if self.coding in BITS else LARGEST[self.coding]
+        step = max(1, NUMBERS // self.columns)
+        for start in range(0, len(self), step):
+            part = self[start : start + step]
+            scales = numbers(part.scales, part.dtype)
+            biases = np.zeros_like(scales) if part.biases is None else numbers(part.biases, part.dtype)
+            bound = np.abs(scales) * largest + np.abs(biases)
+            span = np.frexp(bound)[1] - np.minimum(last_bit(scales), last_bit(biases))
+            for bad, what, values in (
+                (~np.isfinite(scales), "the scale", scales),
+                (~np.isfinite(biases), "the bias", biases),
+                (bound > FLOAT32_MAX, "weights up to", bound),
+                ((span > FLOAT64_BITS) & (biases != 0.0), "a scale too small beside the bias", biases),
+            ):
+                for row, group in np.argwhere(bad)[:1].tolist():
+                    return f"{what} {values[row, group]} in group {group} of row {start + row}"
+            if part.coding == "float8":
+                for row, column in np.argwhere(bytes_of(part.codes) & 127 == 127)[:1].tolist():
+                    return f"the code nan in column {column} of row {start + row}"
+        return None
 
 
 def last_bit(values: Float64) -> NDArray[np.int64]:
     """The exponent of the lowest bit that is set, of values of at most 24 bits; large of zero."""
     fraction, exponent = np.frexp(values)
-    units = np.abs(np.ldexp(fraction, 24)).astype(np.int64)
+    units = np.abs(np.ldexp(np.where(np.isfinite(fraction), fraction, 0.0), 24)).astype(np.int64)
     lowest = np.frexp((units & -units).astype(np.float64))[1] - 1
     return np.where(units == 0, 10_000, exponent.astype(np.int64) - 24 + lowest)
-
-
-def bad_value(row: PackedRows) -> str | None:
-    """Of one row, weight by weight, with the rounding error of the sum (Knuth's two-sum)."""
-    products, biases = row.parts()
-    added = np.zeros_like(products) if biases is None else biases
-    total = products + added
-    back = total - products
-    error = (products - (total - back)) + (added - back)
-    if bad := first(np.abs(total) > FLOAT32_MAX):
-        return f"the weight {total[bad]} in column {bad[1]}"
-    if bad := first(error != 0.0):
-        return f"the scale times code {products[bad]} and the bias {added[bad]}, too far apart, in column {bad[1]}"
-    return None
 
 
 Float64 = NDArray[np.float64]
@@ -144,14 +113,6 @@ Float64 = NDArray[np.float64]
 # ends. Sources: mlx's quantized.h (`pack_factor`, `fp4.h`, `fp8.h`), compressed-tensors' `pack_to_int32`, the OCP
 # specifications of 8-bit floating point and of microscaling formats.
 
-DTYPES: dict[str, np.dtype[Any]] = {  # of parts in safetensors, beside those of stored.DTYPES
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "F8_E4M3": np.dtype("u1"),
-}
 BITS = {f"{width} bits": width for width in range(1, 9)}
 LARGEST = {"int8": 256.0, "float8": 448.0, "float4": 6.0}  # of a code less its zero; of n bits 2**n
 

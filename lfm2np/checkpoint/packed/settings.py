@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import naming, require, require_done
+from lfm2np.checkpoint.strict_json import naming, require
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config_values import SIZES
 from lfm2np.values import plain, show_json
@@ -242,33 +242,30 @@ def _args(raw: object, key: str, codes: Codes, form: str | None) -> Args:
     is_ordered = form == "pack-quantized" and strategy == "group"
     orders = (None, False, "weight", "static", *(ORDERED if is_ordered else ())) if form else (None,)
     order = keys.take("actorder", orders)
-    most = SIZES["hidden_size"][1]
-    block = keys.take(
-        "block_structure",
-        (lambda value: _is_block(value, most)) if strategy == "block" else (None,),
-        f"two integers from 1 to {most} of strategy=block, else null",
-    )
+    sizes, expected = range(1, SIZES["hidden_size"][1] + 1), "two sizes of strategy=block, else null"
+    block = keys.take("block_structure", lambda value: _is_block(value, sizes, strategy), expected) or (0, 0)
     keys.end("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-    of_group, (high, wide) = size if strategy == "group" else 0, block or (0, 0)
-    return Args(kind, bits, symmetric, strategy, of_group, (high, wide), dynamic, order in ORDERED, key)
+    of_group = size if strategy == "group" else 0
+    return Args(kind, bits, symmetric, strategy, of_group, tuple(block), dynamic, order in ORDERED, key)
 
 
-def _is_block(value: object, most: int) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(size) is int and 0 < size <= most for size in value)
+def _is_block(value: object, sizes: range, strategy: str) -> bool:
+    if strategy != "block" or not isinstance(value, list):
+        return strategy != "block" and value is None
+    return len(value) == 2 and all(type(size) is int and size in sizes for size in value)
 
 
 # --- AutoGPTQ and AutoAWQ
 
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero
-GPTQ_IGNORED = (
-    *("quant_method", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path"),
-    *("model_file_base_name", "lm_head", "meta", "dataset", "tokenizer", "batch_size", "pad_token_id", "model_seqlen"),
-    *("module_name_preceding_first_block", "block_name_to_quantize", "modules_in_block_to_quantize", "backend"),
-    *("use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "max_input_length", "cache_block_outputs"),
-)
-AWQ_IGNORED = (
-    *("quant_method", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "lm_head"),
-)
+OF_GPTQ = """
+    quant_method damp_percent damp_auto_increment static_groups true_sequential model_name_or_path model_file_base_name
+    lm_head meta dataset tokenizer batch_size pad_token_id model_seqlen module_name_preceding_first_block
+    block_name_to_quantize modules_in_block_to_quantize backend use_cuda_fp16 use_exllama disable_exllama exllama_config
+    max_input_length cache_block_outputs
+    """
+GPTQ_IGNORED = OF_GPTQ.split()
+AWQ_IGNORED = ("quant_method", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "lm_head")
 SIZE = "a positive integer, or -1 for whole rows"
 
 
@@ -319,22 +316,16 @@ METHODS: dict[str, Callable[[Raw], Settings]] = {  # by quant_method
     "gptq": gptq_settings,
     "awq": awq_settings,
 }
-OLD_KEY = "compression_config"  # as compressed-tensors once called quantization_config
 
 
 def settings_of(raw: Raw, source: str) -> Settings | None:
     """None of a checkpoint that says nothing. ConfigError names the file, the key and the value."""
-    keys = [key for key in (KEY, COPY, OLD_KEY) if raw.get(key) is not None]
-    if not keys:
-        return None
     with naming(source):
-        key, *others = keys
-        for other in others:
-            if other == OLD_KEY and (key == KEY or raw[other] != raw[key]):
-                raise ConfigError(f"{other}: {show_json(raw[other])} contradicts {key}, expected one of them")
-        if key == KEY:
+        if raw.get(KEY) is not None:
             return mlx_settings(raw)
-        method = Keys(raw[key], key).left.get("quant_method")
-        require_done(method in tuple(METHODS), f"{key}.quant_method", method, f"one of {', '.join(METHODS)}")
-        with naming(key, joint="."):
-            return METHODS[str(method)](raw[key])  # type: ignore[arg-type]
+        if raw.get(COPY) is None:
+            return None
+        method = Keys(raw[COPY], COPY).left.get("quant_method")
+        require(method in tuple(METHODS), f"{COPY}.quant_method", method, f"one of {', '.join(METHODS)}")
+        with naming(COPY, joint="."):
+            return METHODS[str(method)](raw[COPY])  # type: ignore[arg-type]

@@ -42,12 +42,13 @@ def load_chat(directory: Path, bos_token: str) -> Chat:
     if is_present(template_path, TokenizerError):
         content = read_bytes(template_path, MAX_TEMPLATE_BYTES, TokenizerError)
         return Chat(decode_text(content, str(template_path), TokenizerError), special_tokens, str(template_path))
-    template = _default_template(settings.get("chat_template"), str(settings_path))
-    if template is not None and len(template) > MAX_TEMPLATE_BYTES:
-        raise TokenizerError(
-            f"{settings_path}: chat_template of {len(template)} characters, expected at most {MAX_TEMPLATE_BYTES}"
-        )
-    return Chat(template, special_tokens, str(settings_path) if template is not None else "built-in chat layout")
+    template = settings.get("chat_template")
+    if template is None:
+        return Chat(None, special_tokens, "built-in chat layout")
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_BYTES:
+        expected = f"a string of at most {MAX_TEMPLATE_BYTES} characters"
+        raise TokenizerError(f"{settings_path}: chat_template: {show(template)}, expected {expected}")
+    return Chat(template, special_tokens, str(settings_path))
 
 
 def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
@@ -115,20 +116,3 @@ def _special_tokens(settings: Mapping[str, object], source: str) -> dict[str, st
             raise TokenizerError(f"{source}: {show(key)}: {show(value)}, expected a string or an object with content")
         texts[key] = text
     return texts
-
-
-def _default_template(value: object, source: str) -> str | None:
-    """A template's text, or the one called default in a list of named ones."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        for entry in value
-    ):
-        raise TokenizerError(
-            f"{source}: chat_template: {show(value)}, expected a string or a list of name and template"
-        )
-    named = {entry["name"]: str(entry["template"]) for entry in value}
-    if len(named) != len(value) or "default" not in named:
-        raise TokenizerError(f"{source}: chat_template: names {show(sorted(named))}, expected one called 'default'")
-    return named["default"]

@@ -77,9 +77,7 @@ def render_template(
 
 @lru_cache(maxsize=8)
 def compiled(source: str) -> jinja2.Template:
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols], finalize=only_data
-    )
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
     environment.filters.update(tojson=to_json, random=not_reproducible)
     environment.globals.update(raise_exception=raise_exception, strftime_now=not_reproducible, lipsum=not_reproducible)
     return environment.from_string(source)
@@ -94,7 +92,6 @@ def render(source: str, variables: Mapping[str, object]) -> str:
             if size > MAX_OUTPUT:
                 raise jinja2.TemplateRuntimeError(f"more than {MAX_OUTPUT} characters of output")
     text = "".join(pieces)
-    # `only_data` sees no function within a list, nor one that `~`, a filter or a format made text of.
     for address in set(ADDRESS.findall(text)):
         if address not in source + str(variables):
             raise jinja2.TemplateRuntimeError("output of an object's address, another one in every run: expected data")
@@ -126,13 +123,6 @@ def raise_exception(message: object) -> None:
 
 def not_reproducible(*_: object, **__: object) -> None:
     raise jinja2.TemplateError("strftime_now, lipsum and random are refused: a prompt has to be reproducible")
-
-
-def only_data(value: Any) -> Any:
-    """What `{{ }}` may write: the text of a function or an object holds an address, another one in every run."""
-    if value is None or isinstance(value, str | int | float | list | tuple | dict | jinja2.Undefined):
-        return value
-    raise jinja2.TemplateError(f"output of a {type(value).__name__}, expected text, a number or a list of such")
 
 
 def to_json(

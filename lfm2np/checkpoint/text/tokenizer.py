@@ -15,7 +15,6 @@ from __future__ import annotations
 import codecs
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,29 +54,44 @@ def entry_bytes(entry: str) -> bytes:
 
 
 class Tokenizer:
-    """The tokenizer of one checkpoint; made by `load_tokenizer`.
+    """The tokenizer of one checkpoint: the package `tokenizers` under what a tokenizer.json says, with rows of the
+    embedding as ids. TokenizerError that names `source` is what it raises, whatever the package does.
 
     vocab_size    rows of the embedding: ids below it without an entry ("dead rows") decode to nothing
     bos_token_id  the config's, prepended to prompts; None prepends nothing
+    chat          how conversations are laid out
     """
 
-    def __init__(self, backend: Backend, config: ModelConfig, chat: Chat) -> None:
+    def __init__(self, content: bytes, config: ModelConfig, source: str) -> None:
+        require_accepted(parse_object(content, source, TokenizerError), source)
+        try:
+            import tokenizers  # here, as a checkpoint without texts needs none
+        except ImportError as problem:
+            raise TokenizerError(f"{source}: needs the package tokenizers: {problem}") from None
+        self._source = source
+        self._rust = self._run(lambda: tokenizers.Tokenizer.from_buffer(content))
+        self._run(self._rust.no_truncation)  # transformers ignores both settings as well
+        self._run(self._rust.no_padding)
         self.vocab_size = config.vocab_size
         self.bos_token_id = config.bos_token_id
-        self.chat = chat
-        self._backend = backend
         self._max_tokens = config.max_position_embeddings
-        self._longest_token = max(map(len, backend.vocabulary()), default=0)
-        self._special_texts = backend.special_texts()
+        entries: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
+        added = self._run(self._rust.get_added_tokens_decoder)
+        self._special_texts = {token.content for token in added.values() if token.special}
+        self._longest_token = max(map(len, entries), default=0)
+        for token_id in (max(entries.values(), default=0), *self._ids("", add_special_tokens=True)):
+            if token_id >= self.vocab_size:
+                expected = f"ids below vocab_size={self.vocab_size} (config.json)"
+                raise TokenizerError(f"{source}: id {token_id}, expected {expected}")
+        bos = None if self.bos_token_id is None else self.token(self.bos_token_id)
+        self.chat = Chat(None, {"bos_token": bos or ""}, "built-in chat layout")
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt with one BOS: the post-processor's, else the config's, else the one the text begins with.
 
         Raises RequestError for text with a lone surrogate, which has no UTF-8.
         """
-        require_text(text, "text")
-        self._require_room(text, "text")
-        ids = self._backend.encode(text, add_special_tokens=True)
+        ids = self._ids_of(text, "text", add_special_tokens=True)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -91,9 +105,7 @@ class Tokenizer:
         The template writes the BOS, so the post-processor must not: a doubled BOS is a classic bug (vLLM issue 16081,
         SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
         """
-        text = self.render_chat(messages)
-        self._require_room(text, "messages")
-        ids = self._backend.encode(text, add_special_tokens=False)
+        ids = self._ids_of(self.render_chat(messages), "messages", add_special_tokens=False)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -103,9 +115,7 @@ class Tokenizer:
 
     def encode_more(self, text: str) -> list[int]:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
-        require_text(text, "text")
-        self._require_room(text, "text")
-        return self._backend.encode(text, add_special_tokens=False)
+        return self._ids_of(text, "text", add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that `encode_chat` tokenises."""
@@ -115,12 +125,15 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text without special tokens; bytes that are not UTF-8 become U+FFFD, dead rows become nothing."""
-        return self._backend.decode(_require_each(ids, self.vocab_size))
+        checked = _require_each(ids, self.vocab_size)
+        text: str = self._run(lambda: self._rust.decode(checked, skip_special_tokens=True))
+        return text
 
     def token(self, token_id: int) -> str | None:
         """The entry of an id as tokenizer.json spells it (byte-level letters); None for a dead row."""
         (checked,) = require_ids([token_id], self.vocab_size)
-        return self._backend.entry(checked)
+        entry: str | None = self._run(lambda: self._rust.id_to_token(checked))
+        return entry
 
     def token_bytes(self, token_id: int) -> bytes:
         """What an id adds to the decoded text: nothing for a special token or a dead row.
@@ -138,14 +151,30 @@ class Tokenizer:
         """Of a text that is tokenised at once: no choice of tokens fits more into the context."""
         return self._longest_token * self._max_tokens
 
-    def _require_room(self, text: str, name: str) -> None:
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """With what the post-processor adds, or without.
+
+        `encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no gain,
+        and starts threads, after which a fork of the process warns.
+        """
+        if len(text) < LARGE_TEXT:
+            return list(self._run(lambda: self._rust.encode(text, add_special_tokens=add_special_tokens)).ids)
+        (large,) = self._run(lambda: self._rust.encode_batch([text], add_special_tokens=add_special_tokens))
+        return list(large.ids)
+
+    def _run(self, call: Callable[[], T]) -> T:
+        return guarded(call, self._source)
+
+    def _ids_of(self, text: str, name: str, add_special_tokens: bool) -> list[int]:
         """RequestError for text that no choice of tokens fits into the context: tokenising it would take minutes."""
+        require_text(text, name)
         most = self.most_characters
         if len(text) > most:
             raise RequestError(
                 f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "
                 f"tokens of at most {self._longest_token}"
             )
+        return self._ids(text, add_special_tokens)
 
 
 class TextStream:
@@ -178,82 +207,12 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-class Backend:
-    """The package `tokenizers`, of one tokenizer.json. TokenizerError is what it raises, whatever the package does."""
-
-    def __init__(self, content: bytes, source: str) -> None:
-        try:
-            import tokenizers  # here, as a checkpoint without texts needs none
-        except ImportError as problem:
-            raise TokenizerError(f"{source}: needs the package tokenizers: {problem}") from None
-        self._source = source
-        self._rust = self._run(lambda: tokenizers.Tokenizer.from_buffer(content))
-        self._run(self._rust.no_truncation)  # transformers ignores both settings as well
-        self._run(self._rust.no_padding)
-
-    def vocabulary(self) -> dict[str, int]:
-        """With added tokens."""
-        entries: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
-        return entries
-
-    def special_texts(self) -> set[str]:
-        return {token.content for token in self._run(self._rust.get_added_tokens_decoder).values() if token.special}
-
-    def entry(self, token_id: int) -> str | None:
-        """As tokenizer.json spells it; None if there is none."""
-        entry: str | None = self._run(lambda: self._rust.id_to_token(token_id))
-        return entry
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """With what the post-processor adds, or without.
-
-        `encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no gain,
-        and starts threads, after which a fork of the process warns.
-        """
-        if len(text) < LARGE_TEXT:
-            ids: list[int] = self._run(lambda: self._rust.encode(text, add_special_tokens=add_special_tokens)).ids
-            return ids
-        (large,) = self._run(lambda: self._rust.encode_batch([text], add_special_tokens=add_special_tokens))
-        return list(large.ids)
-
-    def decode(self, ids: list[int]) -> str:
-        """Without special tokens."""
-        text: str = self._run(lambda: self._rust.decode(ids, skip_special_tokens=True))
-        return text
-
-    def _run(self, call: Callable[[], T]) -> T:
-        return guarded(call, self._source)
-
-
-def load_tokenizer(
-    directory: Path, config: ModelConfig, other: Callable[[], tuple[str, str] | None] | None = None
-) -> Tokenizer:
-    """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file.
-
-    other   a chat template and where it stands, or None; asked for where the directory has none
-    """
+def load_tokenizer(directory: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file."""
     path = directory / TOKENIZER
-    content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
-    backend = backend_of(content, config, str(path))
-    bos = None if config.bos_token_id is None else backend.entry(config.bos_token_id)
-    chat = load_chat(directory, bos or "")
-    other_template = other() if chat.template is None and other is not None else None
-    if other_template is not None:
-        chat = replace(chat, template=other_template[0], source=other_template[1])
-    return Tokenizer(backend, config, chat)
-
-
-def backend_of(content: bytes, config: ModelConfig, source: str) -> Backend:
-    """What makes the ids that a tokenizer.json says, all of which are rows of the embedding."""
-    require_accepted(parse_object(content, source, TokenizerError), source)
-    backend = Backend(content, source)
-    largest = max(backend.vocabulary().values(), default=0)
-    if largest >= config.vocab_size:
-        raise TokenizerError(f"{source}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
-    for token_id in backend.encode("", add_special_tokens=True):
-        if token_id >= config.vocab_size:
-            raise TokenizerError(f"{source}: post_processor: id {token_id}, expected ids below {config.vocab_size}")
-    return backend
+    tokenizer = Tokenizer(read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError), config, str(path))
+    tokenizer.chat = load_chat(directory, tokenizer.chat.special_tokens["bos_token"])
+    return tokenizer
 
 
 def require_ids(ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -16,41 +16,27 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_pr
 
 
 def require_accepted(raw: Mapping[str, Any], source: str) -> None:
-    """TokenizerError that names the file, the key and the value."""
-    _require_byte_level(raw, source)
-    _require_bounded(raw, source)
+    """TokenizerError that names the file, the key and the value.
 
-
-def _require_byte_level(raw: Mapping[str, Any], source: str) -> None:
-    """Byte-level BPE without dropout, which would make ids random."""
-    model, decoder = raw.get("model"), raw.get("decoder")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else model
-        raise TokenizerError(f"{source}: model: {show(kind)}, expected BPE")
-    if model.get("dropout"):
-        raise TokenizerError(
-            f"{source}: model.dropout: {show(model['dropout'])}, expected null (ids must not be random)"
-        )
-    kind = decoder.get("type") if isinstance(decoder, dict) else decoder
-    if kind != "ByteLevel":
-        raise TokenizerError(f"{source}: decoder: {show(kind)}, expected ByteLevel")
-    kinds = [step.get("type") for step in steps(raw, "pre_tokenizer")]
-    # A second ByteLevel would write the bytes of the first one's letters: each doubles the text.
-    if not kinds or kinds != ["Split"] * (len(kinds) - 1) + ["ByteLevel"]:
-        shown, expected = show(raw.get("pre_tokenizer")), "ByteLevel, alone or in a Sequence, last and after Splits"
-        raise TokenizerError(f"{source}: pre_tokenizer: {shown}, expected {expected}")
-
-
-def _require_bounded(raw: Mapping[str, Any], source: str) -> None:
-    """Nothing that makes a text longer than by BOS and a few tokens like it, and no table of endless entries.
-
-    A pattern that backtracks without end needs no rule: the library ends a match after 10**7 tries, with an error.
+    Byte-level BPE without dropout, which would make ids random; nothing that makes a text longer than by BOS and a few
+    tokens like it, and no table of endless entries. A pattern that backtracks without end needs no rule: the library
+    ends a match after 10**7 tries, with an error.
     """
 
     def require(fits: bool, key: str, value: str, expected: str) -> None:
         if not fits:
             raise TokenizerError(f"{source}: {key}: {value}, expected {expected}")
 
+    model, decoder = (part if isinstance(part := raw.get(key), dict) else {} for key in ("model", "decoder"))
+    kind = model.get("type", "BPE") if model else None
+    require(kind == "BPE", "model", show(kind), "BPE")
+    require(not model.get("dropout"), "model.dropout", show(model.get("dropout")), "null (ids must not be random)")
+    require(decoder.get("type") == "ByteLevel", "decoder", show(decoder.get("type")), "ByteLevel")
+    kinds = [step.get("type") for step in steps(raw, "pre_tokenizer")]
+    # A second ByteLevel would write the bytes of the first one's letters: each doubles the text.
+    is_right = bool(kinds) and kinds == ["Split"] * (len(kinds) - 1) + ["ByteLevel"]
+    last = "ByteLevel, alone or in a Sequence, last and after Splits"
+    require(is_right, "pre_tokenizer", show(raw.get("pre_tokenizer")), last)
     for key in PARTS:
         require(len(steps(raw, key)) <= MAX_PARTS, key, f"{len(steps(raw, key))} parts", f"at most {MAX_PARTS}")
     for step in steps(raw, "normalizer"):
@@ -62,11 +48,9 @@ def _require_bounded(raw: Mapping[str, Any], source: str) -> None:
     for step in steps(raw, "post_processor"):
         require(step.get("type") == "ByteLevel" or _adds_few(step), "post_processor", show(step), few)
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        text = raw["model"].get(name)
-        require(not text, f"model.{name}", show(text), "null or an empty text")
-    added = raw.get("added_tokens")
+        require(not model.get(name), f"model.{name}", show(model.get(name)), "null or an empty text")
+    added, vocabulary = raw.get("added_tokens"), model.get("vocab")
     contents = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    vocabulary = raw["model"].get("vocab")
     for key, texts in (("added_tokens", contents), ("model.vocab", vocabulary if isinstance(vocabulary, dict) else ())):
         longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
         require(longest <= MAX_ENTRY, key, f"an entry of {longest} characters", f"at most {MAX_ENTRY}")

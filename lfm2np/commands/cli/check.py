@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +32,6 @@ from lfm2np.oracle.check import (
     SCORING,
     Checked,
     as_far_as_needed,
-    fitting,
     judged,
     needs_repeats,
     repeated,
@@ -42,11 +40,8 @@ from lfm2np.oracle.check import (
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
-from lfm2np.oracle.engines.records import Request, Trace, whole_request
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
-from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
@@ -96,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
     result, known = checked(arguments, model)
     if recorder is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder, model, known)
-    report = report_of(result)
+    report = report_of(result, arguments.target)
     show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
 
 
@@ -187,37 +182,11 @@ def located(
         words = ["lfm2np", "locate", "dump.safetensors", "--format", recorded_format(arguments)]
         words += [] if arguments.model is None else ["--model", arguments.model]
         words += [] if arguments.rope == READINGS[0] else ["--rope", arguments.rope]
-        fails = None if is_a_file(target) else partial(fails_again, arguments, model, result.format, known)
-        to_dump = partial(cause_to_dump, result, target, record, shlex.join(words))
-        try:
-            return replace(result, cause=to_dump(fails))
-        except TargetError:  # it is gone, or can't be made again
-            return replace(result, cause=to_dump())
+        return replace(result, cause=cause_to_dump(result, target, record, shlex.join(words)))
     with progress_bar("locating", "recording") as show:
         tensors, renew = read_tensors(path, model.config), partial(record_named, arguments)
-        cause = cause_of(result, target, record, tensors, model, show, known, renew)
+        cause = cause_of(result, target, renew, tensors, model, show, known)
     return replace(result, cause=cause)
-
-
-def fails_again(
-    arguments: argparse.Namespace, model: Model, format_name: str, known: Known, requests: Sequence[Request]
-) -> bool:
-    """Whether the last of these is wrong again, sent one after the other: to a new engine, or the server as it is.
-    TargetError if it does not answer."""
-    chain = [
-        replace(whole_request(request), after=index - 1 if index else None, after_tokens=None)
-        for index, request in enumerate(requests)
-    ]
-    trace = Trace(tuple(chain))
-    with contextlib.closing(target_of(arguments, model)) as target:
-        pairs = target.play(trace).pairs(trace)[-chain[-1].params.n :]
-    pairs = [(request, fitting(request, answer, model.config)) for request, answer in pairs]
-    for _, answer in pairs:
-        if answer.is_refuted:
-            return True
-        if answer.error is not None:
-            raise TargetError(answer.error)
-    return is_wrong(judge(model, format_name, pairs, known=known))
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown: ProgressOf) -> Checked:

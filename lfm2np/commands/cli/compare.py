@@ -14,8 +14,7 @@ from lfm2np.commands.cli.shared.terminal import progress_bar, read_file, show_re
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.work.place import Place, Source
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.oracle.compare.compare import compare
-from lfm2np.oracle.compare.comparison_report import report_of
+from lfm2np.oracle.compare.compare import compare, report_of
 from lfm2np.oracle.compare.pair import Files, files_of, longest, require_same_network, require_same_tokens
 from lfm2np.oracle.compare.positions import Others
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text

@@ -22,31 +22,20 @@ from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLA
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
-  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json
-  lfm2np fuzz http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
+  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
 NO_START = "only with --start"
 UNUSED = {  # options that a mode does not use
-    against.WITH: against.NEED_TRUTH,
-    against.WITHOUT: against.NEED_AGAINST,
     against.LOCAL: against.NEED_SERVER,
     NO_START: ("start_seconds",),
 }
 
 
-def require_hypothesis() -> None:
-    """RequestError without the library that draws the examples."""
-    try:
-        import hypothesis  # noqa: F401
-    except ImportError:
-        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Prints the findings. ProofError (1) if there are any, InconclusiveError (2) if nothing can be judged."""
-    require_hypothesis()
     from lfm2np.commands.cli.shared.fuzzing import fuzzed
 
-    refuse_unused(arguments, *against.modes(arguments), *([NO_START] if arguments.start is None else []))
+    is_server = arguments.target.startswith(("http:", "https:"))
+    refuse_unused(arguments, *([] if is_server else [against.LOCAL]), *([NO_START] if arguments.start is None else []))
     require_at_least(arguments, examples=1, findings=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, seed=0)
     require_at_least(arguments, max_model_len=LEAST_CONTEXT)
     require_times(arguments, "minutes", "timeout", "start_seconds")
@@ -90,5 +79,4 @@ def add_fuzz(commands: Commands) -> None:
     add(parser, "--start COMMAND", "command that starts the server, run again if it ends or hangs")
     add(parser, "--start-seconds S", "seconds until the started server responds (300)", default=300.0)
     work.add_options(parser)
-    against.add_options(parser)
     add_modes(parser, UNUSED)

@@ -13,7 +13,7 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
-from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names, shortened
+from lfm2np.oracle.locate.dump import parse_dump, read_dump, shortened
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.locate.locate_report import report_of
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -31,8 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"lfm2np: without --model: compared with {path}", file=sys.stderr)
     config = read_config(path, arguments.rope)
     tensors = read_tensors(path, config)
-    names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
-    dump = read_dump(Path(arguments.dump), config, names)
+    dump = read_dump(Path(arguments.dump), config)
     if dump.unknown:
         warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
     with progress_bar("locating") as show:
@@ -49,7 +48,6 @@ def add_locate(commands: Commands) -> None:
     example = "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16"
     parser = add_command(commands, "locate", run, text, example, is_verdict=True)
     add(parser, "DUMP", "safetensors file: token_ids [T], and module outputs named as in transformers")
-    add(parser, "--names FILE", 'JSON object that maps names in the file to those names; "{layer}" stands for a number')
     format_help = "number format of the engine (default: as the dump says, else its storage format)"
     add(parser, "--format", format_help, choices=list(PRECISIONS))
 

@@ -10,9 +10,8 @@ from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, Help, ad
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.oracle.report.report import Report
-from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
+from lfm2np.oracle.vectors.golden import BOUNDED, counted, make, report_of, summary, verify
 from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
-from lfm2np.oracle.vectors.vectors_report import counted, report_of, summary
 from lfm2np.system import write_whole
 
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M.json

@@ -14,7 +14,6 @@ that stays unfinished counts as text of the last token.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from lfm2np.errors import RequestError
@@ -24,8 +23,8 @@ from lfm2np.values import show
 class StopChecker:
     """Watches one sample's text for the stop strings of its request.
 
-    For each stop string it keeps the length of its longest proper prefix in which the text so far ends (Knuth, Morris,
-    Pratt); the longest of these is what is held back. A push costs time in its own length and that of the stop strings.
+    It keeps what is held back, less than the longest stop string, and not what was shown: a push costs time in that,
+    its own length and the number of stop strings. A copy (copy.copy) goes on from the same place.
     """
 
     def __init__(self, stop: Sequence[str], include: bool) -> None:
@@ -34,8 +33,6 @@ class StopChecker:
         if not all(isinstance(each, str) and each for each in self._stops):
             raise RequestError(f"stop {show(stop)}: expected strings of at least one character")
         self._include = include
-        self._borders = [border_lengths(each) for each in self._stops]
-        self._matched = [0] * len(self._stops)
         self._held = ""
         self._may_stop = True
         self._ended = False
@@ -58,51 +55,31 @@ class StopChecker:
             shown, self._held = shown + self._held, ""
         return shown, stopped
 
-    def copy(self) -> StopChecker:
-        """A second checker that goes on from the same place."""
-        twin = copy.copy(self)
-        twin._matched = list(self._matched)
-        return twin
-
     def _take(self, piece: str) -> tuple[str, str | None]:
         if not self._stops:
             return piece, None
-        text = self._held + piece
-        for end, letter in enumerate(piece, start=len(self._held) + 1):
-            stop = self._advance(letter)
-            if stop is not None and self._may_stop:
-                self._ended = True
-                self._held = ""
-                return text[: end if self._include else end - len(stop)], stop
-        border = len(text) - max(self._matched)
+        old, text = len(self._held), self._held + piece
+        matches = []  # (end, start, stop string) of those that end in the new text
+        for stop in self._stops if self._may_stop else ():
+            start = text.find(stop, max(0, old + 1 - len(stop)))
+            if start >= 0:
+                matches.append((start + len(stop), start, stop))
+        if matches:
+            end, start, stop = min(matches)
+            self._ended, self._held = True, ""
+            return text[: end if self._include else start], stop
+        border = len(text) - self._longest_beginning(text)
         self._held = text[border:]
         return text[:border], None
 
-    def _advance(self, letter: str) -> str | None:
-        """Adds one character to all matches; the longest stop string that is complete with it, if any."""
-        complete = None
-        for index, stop in enumerate(self._stops):
-            borders, length = self._borders[index], self._matched[index]
-            while length and stop[length] != letter:
-                length = borders[length]
-            length += stop[length] == letter
-            if length == len(stop):
-                complete = stop if complete is None or len(stop) > len(complete) else complete
-                length = borders[length]
-            self._matched[index] = length
-        return complete
+    def _longest_beginning(self, text: str) -> int:
+        """How many characters at the end of the text a stop string begins with, that is longer than they."""
+        most = min(len(text), max(map(len, self._stops)) - 1)
+        for count in range(most, 0, -1):
+            if any(len(stop) > count and stop.startswith(text[-count:]) for stop in self._stops):
+                return count
+        return 0
 
     def _require_open(self) -> None:
         if self._ended:
             raise RequestError("text after a stop string or finish: the stream has ended")
-
-
-def border_lengths(stop: str) -> list[int]:
-    """For each n up to len(stop): the length of the longest proper prefix of stop[:n] that it also ends in."""
-    borders, length = [0, 0], 0
-    for letter in stop[1:]:
-        while length and stop[length] != letter:
-            length = borders[length]
-        length += stop[length] == letter
-        borders.append(length)
-    return borders

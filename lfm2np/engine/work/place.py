@@ -13,16 +13,9 @@ import signal
 import threading
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    wait,
-)
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,16 +32,19 @@ DEATHS = 3  # of a shard's worker until the shard is to blame
 _loading = threading.Lock()
 
 
+Function = Callable[[LoadedModel, Sequence[Any]], list[Any]]
+
+
 @dataclass(frozen=True)
 class Work:
     """A kind of work: a top-level function, `function(model, items)`, one result an item; and the tokens of an item."""
 
     kind: str
-    function: Callable[[LoadedModel, Sequence[Any]], list[Any]]
+    function: Function
     num_tokens: Callable[[Any], int]
     is_exact: bool = True  # the same bits on every machine; else results are not recorded
-    # Tokens of an item that are computed once with the item before it, if `function` gets both; None: none.
-    num_shared: Callable[[LoadedModel, Any, Any], int] | None = None
+    # Tokens of an item that are computed once with the item before it, if `function` gets both.
+    num_shared: Callable[[LoadedModel, Any, Any], int] = lambda *_: 0
 
 
 class Record(Protocol):
@@ -109,36 +105,35 @@ def compute(
     results = [record.known(work.kind, item) if record else None for item in items]
     missing = [index for index, result in enumerate(results) if result is None]
     sizes = [work.num_tokens(item) for item in items]
-    shards = cut(missing, sizes, place.max_num_batched_tokens, functools.partial(num_shared, work, model, items))
-    total, done = sum(sizes), sum(sizes) - sum(sizes[index] for index in missing)
-    if progress:
-        progress(done, total)
+    shared = lambda index, before: work.num_shared(model, items[index], items[before])  # noqa: E731
+    shards = cut(missing, sizes, place.max_num_batched_tokens, shared)
+    contents = [[items[index] for index in shard] for shard in shards]
+    names = [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards]
+    done = sum(sizes) - sum(sizes[index] for index in missing)
     began = time.perf_counter()
 
     def keep(number: int, computed: list[Any]) -> None:
         nonlocal done
-        indices = shards[number]
-        for index, result in zip(indices, computed, strict=True):
+        for index, result in zip(shards[number], computed, strict=True):
             results[index] = result
         if record:
-            record.extend(work.kind, [items[index] for index in indices], computed)
-        done += sum(sizes[index] for index in indices)
-        place.num_tokens += sum(sizes[index] for index in indices)
-        if progress:
-            progress(done, total)
+            record.extend(work.kind, contents[number], computed)
+        num_tokens = sum(sizes[index] for index in shards[number])
+        done += num_tokens
+        place.num_tokens += num_tokens
+        report(done, sum(sizes))
 
-    here = place.executor is None
-    function = functools.partial(work.function, model) if here else functools.partial(run_shard, work, source_of(model))
-    names = [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards]
+    report = progress or (lambda *_: None)
+    report(done, sum(sizes))
+    if place.executor is None:
+        function = functools.partial(work.function, model)
+    else:
+        function = functools.partial(run_shard, work.function, source_of(model))
     try:
-        map_shards(function, [[items[index] for index in shard] for shard in shards], place.executor, keep, names)
+        map_shards(function, contents, place.executor, keep, names)
     finally:
         place.seconds += time.perf_counter() - began
     return results
-
-
-def num_shared(work: Work, model: LoadedModel, items: Sequence[Any], index: int, before: int) -> int:
-    return 0 if work.num_shared is None else work.num_shared(model, items[index], items[before])
 
 
 def cut(
@@ -175,7 +170,8 @@ def map_shards(
     """Calls `keep(index, function(shard))` in this thread for each shard, as soon as its result is there.
 
     function  top-level or a functools.partial of one, of data that can be pickled; any shard may be computed twice
-    executor  None: here, one after another. It stays open. Its attribute `at_once` limits the shards in flight
+    executor  None: here, one after another. It stays open. Its attribute `at_once` limits the shards in flight, and its
+              `require_workers`, called every second without a result, raises if none can come
     names     of the shards, for messages
     errors    what the function raised; WorkerError for a shard whose worker died DEATHS times while no other shard
               was in flight, and for an executor that takes no work
@@ -184,69 +180,61 @@ def map_shards(
         for index, shard in enumerate(shards):
             keep(index, function(shard))
         return
-    waiting, flying = deque(range(len(shards))), dict[Future[Any], int]()
-    # A broken pool loses all shards in flight, and does not say which one broke it. So lost ones go one by one.
-    lost, deaths = set[int](), Counter[int]()
+    # A broken pool loses all shards in flight, and does not say which one broke it. So lost ones go again, one by one.
+    lost = fly(function, dict(enumerate(shards)), executor, keep, getattr(executor, "at_once", AT_ONCE))
+    for _ in range(DEATHS):
+        lost = fly(function, {index: shards[index] for index in lost}, executor, keep, 1)
+    for index, error in lost.items():
+        message = f"{names[index]}: lost {DEATHS} times, as its worker died or could not be reached"
+        raise WorkerError(f"{message}: {described(error)}") from error
+
+
+def fly(
+    function: Callable[[Any], Any],
+    shards: Mapping[int, Any],
+    executor: Executor,
+    keep: Callable[[int, Any], None],
+    at_once: int,
+) -> dict[int, Exception]:
+    """Each shard once, at most so many in flight; those that were lost, with what the executor said of them."""
+    waiting, flying, lost = deque(shards), dict[Future[Any], int](), dict[int, Exception]()
+    require_workers = getattr(executor, "require_workers", lambda: None)
     try:
         while waiting or flying:
-            most = 1 if lost else getattr(executor, "at_once", AT_ONCE)
-            while waiting and len(flying) < most:
-                future = submitted(executor, function, shards[waiting[0]])
+            while waiting and len(flying) < at_once:
+                try:
+                    future = executor.submit(functools.partial(attempt, function), shards[waiting[0]])
+                except Exception as error:  # broken, or shut down by its owner
+                    raise WorkerError(f"the executor takes no work: {described(error)}") from error
                 flying[future] = waiting.popleft()
-            is_alone = len(flying) == 1
-            for future in sorted(finished(flying, executor), key=flying.__getitem__, reverse=True):
+            while not (done := wait(flying, 1.0, FIRST_COMPLETED).done):
+                require_workers()
+            for future in done:
                 index = flying.pop(future)
                 try:
-                    result = future.result()
+                    result, problem = future.result()
                 except Exception as error:
-                    if not is_loss(error):
-                        raise
-                    lost.add(index)
-                    waiting.appendleft(index)
-                    deaths[index] += is_alone
-                    if deaths[index] == DEATHS:
-                        message = f"{names[index]}: lost {DEATHS} times, as its worker died or could not be reached"
-                        raise WorkerError(f"{message}: {described(error)}") from error
-                else:
-                    lost.discard(index)
-                    keep(index, result)
+                    lost[index] = error
+                    continue
+                if problem is not None:
+                    raise problem
+                keep(index, result)
     finally:
         for future in flying:
             future.cancel()
+    return lost
 
 
-def submitted(executor: Executor, function: Callable[[Any], Any], shard: Any) -> Future[Any]:
-    try:
-        return executor.submit(function, shard)
-    except Exception as error:  # broken, or shut down by its owner
-        raise WorkerError(f"the executor takes no work: {described(error)}") from error
+def attempt(function: Callable[[Any], Any], shard: Any) -> tuple[Any, Exception | None]:
+    """In the worker: the result, or what was raised. So what the future itself raises is the executor's, and a loss.
 
-
-def finished(flying: Iterable[Future[Any]], executor: Executor) -> set[Future[Any]]:
-    """At least one future. An executor whose futures may wait for ever has `require_workers`, which raises then."""
-    require_workers = getattr(executor, "require_workers", None)
-    if require_workers is None:
-        return wait(flying, return_when=FIRST_COMPLETED).done
-    while not (done := wait(flying, 1.0, FIRST_COMPLETED).done):
-        require_workers()
-    return done
-
-
-def is_loss(error: Exception) -> bool:
-    """Whether the worker was lost, and not the function raised: Dask's own errors are KilledWorker, CommClosedError."""
-    is_of_dask = type(error).__module__.startswith("distributed.")
-    return isinstance(error, BrokenExecutor | CancelledError) or is_of_dask or is_unpacked_result(error)
-
-
-def is_unpacked_result(error: Exception) -> bool:
-    """Whether Dask's executor took a result for an exception, as it does if the worker dies while the result comes.
-
-    Then its `typ, exc, tb = result` fails, or what it unpacked is no exception; of a true one `typ` is the class.
+    Dask takes a result for an exception if the worker dies while the result comes: no class of errors would tell that.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not frames or frames[-1].f_globals.get("__name__") != "distributed.cfexecutor":
-        return False
-    return frames[-1].f_locals.get("typ") is not type(error)
+    try:
+        return function(shard), None
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        return None, error
 
 
 def described(error: BaseException) -> str:
@@ -300,8 +288,8 @@ def source_of(model: LoadedModel) -> Source:
     return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, model.rope)
 
 
-def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
-    return work.function(model_of(source), items)
+def run_shard(function: Function, source: Source, items: Sequence[Any]) -> list[Any]:
+    return function(model_of(source), items)
 
 
 def model_of(source: Source) -> LoadedModel:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -33,7 +32,6 @@ from lfm2np.values import same, show
 from scheduler.checksum import canonical, damage, sealed
 
 FORMAT_VERSION = 2
-MAX_LINE = 2**30
 ANSWERS = (b'{"request"', b'{"end"', b'{"verdict"')  # how lines of an engine's answers begin
 FIELDS = {"format_version", "checkpoint", "kind", "item", "result", "sha256"}
 DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine's own order
@@ -202,38 +200,33 @@ def spot_check(
 
 
 class LineFile:
-    """The one file that survives an interrupt: lines of JSON of at most `max_line` bytes each, read, then appended to.
+    """The one file that survives an interrupt: lines of JSON, read, then appended to.
 
-    A missing file has none. A torn last line, which a crash may leave, is dropped with a warning, and
-    overwritten by the next `append`. RequestError that names file and line for other damage. Several threads may
-    append: a check's answers come while a thread writes what it computed of them.
+    A missing file has none. A torn last line, which a crash may leave, is dropped with a warning, and overwritten when
+    the file is written. RequestError that names file and line for other damage. Several threads may append: a check's
+    answers come while a thread writes what it computed of them.
     """
 
-    def __init__(self, path: str | Path, max_line: int = MAX_LINE) -> None:
-        self.path, self._max_line = Path(path), max_line
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
         self._file: IO[bytes] | None = None
         self._lock = threading.RLock()
-        self._whole = self._size = 0  # bytes of the whole lines, and of all that was found
-        self._lacks_newline = False
+        self._size = self._whole = 0  # bytes of all that was found, and of its whole lines
+        self._end = b""  # what the last of them lacks
 
     def read(self) -> Iterator[tuple[str, bytes]]:
         """Where each line stands, and the line with its end. Any number of times, to the end, before `append`."""
-        self._whole = self._size = 0
+        self._size = self._whole = 0
         try:
             with self.path.open("rb") as file:
-                for number in itertools.count(1):
-                    if not (line := file.readline(self._max_line + 1)):
-                        return
+                for number, line in enumerate(file, start=1):
                     where = f"{self.path} line {number}"
                     self._size += len(line)
-                    if len(line) > self._max_line:
-                        raise RequestError(f"{where}: more than {self._max_line} bytes")
-                    self._lacks_newline = not line.endswith(b"\n") and is_json(line)
-                    if not (line.endswith(b"\n") or self._lacks_newline):
+                    if not line.endswith(b"\n") and not is_json(line):
                         warnings.warn(f"{where}: torn, {len(line)} bytes without an end: dropped", stacklevel=3)
                         return
                     yield where, line
-                    self._whole += len(line)
+                    self._whole, self._end = self._size, b"" if line.endswith(b"\n") else b"\n"
         except FileNotFoundError:
             return
         except OSError as problem:
@@ -247,18 +240,16 @@ class LineFile:
     def append(self, content: bytes) -> None:
         """More lines, their ends included, on the disk when this returns. RequestError if they can't be written.
 
-        One unbuffered write after the whole lines. What a failed one leaves is cut off by the next.
+        A write that fails leaves a torn line, and the file is to be read again.
         """
         with self._writing():
-            file = self._open()
+            file, lines = self._open(), self._end + content
             file.truncate(self._whole)
-            lines = b"\n" + content if self._lacks_newline else content
-            written = file.write(lines) or 0
-            self._size = self._whole + written
-            os.fsync(file.fileno())
-            if written < len(lines):
+            if (written := file.write(lines) or 0) < len(lines):  # unbuffered: one write
                 raise OSError(f"{written} of {len(lines)} bytes written")
-            self._whole, self._lacks_newline = self._size, False
+            os.fsync(file.fileno())
+            self._whole = self._size = self._whole + written
+            self._end = b""
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
-from lfm2np.oracle.causes.split import Description, described, so_unlike, tendency_of
+from lfm2np.oracle.causes.split import Description, described, is_unsteady, so_unlike, tendency_of
 from lfm2np.oracle.causes.tags import LEAK
 from lfm2np.oracle.judging.verdict import Position, probability_words
 
@@ -30,6 +30,10 @@ CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 EVERYWHERE = (
     "a wrong operator, weight or constant (--locate says which), another checkpoint (lfm2np vet), or what requests "
     "before this check left behind (start the engine anew)"
+)
+UNSTEADY = (
+    "no weight, operator or constant errs so: a state, rows or blocks that requests leave each other, or uninitialised "
+    "memory"
 )
 RACE = (
     "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
@@ -52,13 +56,9 @@ class Suspicion:
     chance: float | None = None
 
     @property
-    def words(self) -> str:
-        return f"{self.where}{self.suspect and ': '}{self.suspect}"
-
-    @property
     def line(self) -> str:
-        """As the first cause stands in a report."""
-        return f"{self.sure}: {self.words}"
+        """As it stands in a report."""
+        return f"{self.sure}: {self.where}{self.suspect and ': '}{self.suspect}"
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,6 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
     elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
         causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
     return (causes or [undescribed(positions)])[:MOST_CAUSES]
-
-
-def lines(causes: Sequence[Suspicion]) -> list[str]:
-    """The first with its certainty; the others are less certain."""
-    return [cause.words if index else cause.line for index, cause in enumerate(causes)]
 
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
@@ -135,17 +130,19 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """If no tag separates right from wrong: where it is wrong more often, if anywhere. Other formats: total.py."""
+    """If no tag separates right from wrong: where it is wrong more often, if anywhere; whether the same tokens err
+    alike. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
+    words = f"wrong in {len(wrong)} of {len(asked)} requests" if wrong and right else "wrong everywhere"
+    if right and (tendency := tendency_of(positions)):
+        where, suspect, explained, chance = tendency
+        accident = f"(by accident: {probability_words(chance)})"
+        return Suspicion(GUESS, f"{words}, {where} {accident}", suspect, explained, chance)
+    if is_unsteady(positions):
+        return Suspicion(LIKELY, f"{words}, and by other amounts where the same tokens are sent again", UNSTEADY)
     if not wrong or not right:
-        return Suspicion(CERTAIN, "wrong everywhere", EVERYWHERE)
+        return Suspicion(CERTAIN, words, EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    words = f"wrong in {len(wrong)} of {len(asked)} requests"
-    if (seen := tendency_of(positions)) is None:
-        return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
-    here, there = (f"{count} of {of}" for count, of in (seen.wrong, seen.others))
-    where = f"{words}, more often {seen.split.wrong.removeprefix('only ')}: {here} against {there} {seen.split.right}"
-    accident = f"(by accident: {probability_words(seen.chance)})"
-    return Suspicion(GUESS, f"{where} {accident}", seen.split.suspect, seen.explained, seen.chance)
+    return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")

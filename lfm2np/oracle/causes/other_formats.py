@@ -1,9 +1,9 @@
 """Another number format than the declared one as the reason of errors: named if it explains them, as far as it does.
 
 alike    right under it, as large as its errors everywhere, and correlated with those of emulated engines: certain
-by size  the first two: so err other engines of this format, whose roundings stand elsewhere, but also weights that are
-         off by as much; of quantised weights in an unknown scheme no more can be said, as those of emulated engines are
-         drawn
+by size  the first two, and by the same amounts where the same tokens are sent again: so err other engines of this
+         format, whose roundings stand elsewhere, but also weights that are off by as much; of quantised weights in an
+         unknown scheme no more can be said, as those of emulated engines are drawn
 smaller  right under it, and somewhere or everywhere smaller: an engine that rounds so in places, or any small error
 
 The rounding errors of two engines of a format have a part in common, where both round the same numbers. ALIKE lies
@@ -16,17 +16,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import is_gguf, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.causes.groups import FINE, LEAST, SHOWN, Group, group_of, grouped
-from lfm2np.oracle.causes.split import described
+from lfm2np.oracle.causes.split import described, is_unsteady
 from lfm2np.oracle.judging.constants import search_constants
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import FAR, judge, worst_of
@@ -56,13 +56,7 @@ class Fit(StrEnum):
     SMALLER = "wrong by less than {0} rounds, right under --format {0}"
 
 
-@dataclass(frozen=True)
-class OtherFormat:
-    name: str
-    fit: Fit
-
-
-def other_format(evidence: Evidence) -> OtherFormat | None:
+def other_format(evidence: Evidence) -> tuple[str, Fit] | None:
     """The first of `others` that errs so, alike or by size; else the first under which all is right, or None.
 
     A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
@@ -76,10 +70,10 @@ def other_format(evidence: Evidence) -> OtherFormat | None:
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(tensor.is_quantised for tensor in tensors.values())
     states_inputs = bool(input_roundings(model.path, model.config))
-    smaller: OtherFormat | None = None
+    smaller, unsteady = None, is_unsteady(evidence.positions)
     for name in others(evidence.format_name, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
-        if smaller is not None and format_named(name).levels:
-            break  # which explain almost anything
+        if format_named(name).levels and (smaller is not None or unsteady):
+            break  # which explain almost anything, but not that the same tokens err by other amounts
         try:
             tried = judge(model, name, first, progress, known, FIRST)  # weights that each engine draws are expensive
             if not model.config.sparse_layers and worst_of(tried) > LIMIT * FAR:
@@ -96,9 +90,9 @@ def other_format(evidence: Evidence) -> OtherFormat | None:
             continue  # it can't hold this model's numbers
         if fit is None or (seen is not None and seen.found):
             continue
-        if fit is not Fit.SMALLER:
-            return OtherFormat(name, fit)
-        smaller = smaller or OtherFormat(name, fit)
+        if fit is Fit.ALIKE or (fit is Fit.BY_SIZE and not unsteady):
+            return name, fit
+        smaller = smaller or (name, Fit.SMALLER)
     return smaller
 
 

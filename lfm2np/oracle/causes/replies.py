@@ -7,11 +7,12 @@ format makes it so by accident.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion
 from lfm2np.oracle.causes.groups import FINE
@@ -29,16 +30,16 @@ LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; u
 PARTS = {"the new tokens": "logprobs", "the alternatives": "top_logprobs", "the prompts' tokens": "prompt_logprobs"}
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one answer reports of one part: its rows, the alternatives of the same rows (empty where there are none),
-    and the exact log-probabilities of the tokens of both."""
+class At(NamedTuple):
+    """What an answer reports of one part at one position, the alternatives there (empty where there are none), and the
+    exact log-probabilities of the tokens of both."""
 
-    rows: Sequence[Row]
-    tops: Sequence[Row]
-    right: Sequence[Row]
+    row: Row
+    top: Row
+    right: Row
 
 
+Part = Sequence[At]  # of one answer
 Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; None: it does not apply
 
 
@@ -49,8 +50,11 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
     pairs = usable(evidence.pairs)
     truths = truths_of(evidence.model, pairs, evidence.known)
 
-    def is_right(name: str, rows: Sequence[Sequence[Row]]) -> bool:
-        answers = [(pair[0], with_rows(name, pair[1], some)) for pair, some in zip(pairs, rows, strict=True)]
+    def is_right(name: str, rows: Sequence[Sequence[Row] | None]) -> bool:
+        known = [(pair, of_answer) for pair, of_answer in zip(pairs, rows, strict=True) if of_answer is not None]
+        if len(known) < len(pairs):
+            return False
+        answers = [(request, with_rows(name, answer, of_answer)) for (request, answer), of_answer in known]
         for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(evidence.model, evidence.format_name, some, known=evidence.known)
             if is_wrong(judged) or size_of(judged) > FINE:
@@ -60,12 +64,12 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
     wrong, right = dict[str, list[str]](), list[str]()  # parts, of those that are wrong by their way
     for part, name in PARTS.items():
         parts = [part_of(name, request, answer, truths[spoken(request, answer)]) for request, answer in pairs]
-        rows = [each.rows for each in parts]
+        rows = [[at.row for at in part] for part in parts]
         is_few = sum(len(row) for each in rows for row in each) < LEAST_REPORTED
         if is_few or is_right(name, rows):
             right += [part] if any(map(any, rows)) else []
             continue
-        way = next((words for words, undone in undone_ways(parts) if is_right(name, undone)), None)
+        way = next((words for words, undo in ways(parts) if is_right(name, list(map(undo, parts)))), None)
         if way is None:
             return None
         wrong.setdefault(way, []).append(part)
@@ -90,11 +94,11 @@ def part_of(name: str, request: Request, answer: Answer, truth: Truth) -> Part:
     values, tops = getattr(answer, name) or (), list(answer.top_logprobs or ()) if is_new else []
     rows = tops if name == "top_logprobs" else [dict([pair]) for pair in zip(tokens, values, strict=False)]
     tops = tops or [{}] * len(rows)
-    right = [
-        {token: float(truth.logprobs[at - truth.first, truth.at(at, token)]) for token in {*row, *top}}
-        for at, (row, top) in enumerate(zip(rows, tops, strict=True), first)
+    exact = enumerate(zip(rows, tops, strict=True), first)
+    return [
+        At(row, top, {token: float(truth.logprobs[at - truth.first, truth.at(at, token)]) for token in {*row, *top}})
+        for at, (row, top) in exact
     ]
-    return Part(rows, tops, right)
 
 
 def with_rows(name: str, answer: Answer, rows: Sequence[Row]) -> Answer:
@@ -107,14 +111,6 @@ def with_rows(name: str, answer: Answer, rows: Sequence[Row]) -> Answer:
 # --- the ways
 
 
-def undone_ways(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
-    """Each possible way, in words, and the rows of all parts with it undone."""
-    for words, undo in ways(parts):
-        rows = [undone for part in parts if (undone := undo(part)) is not None]
-        if len(rows) == len(parts):
-            yield words, rows
-
-
 def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:
     """The plainest first; a temperature and a shift are measured on what was reported."""
     yield "are to base 2, not natural", each(lambda value, *_: value * math.log(2.0))
@@ -122,7 +118,7 @@ def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:
     yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
     yield "are one position too late: each is of the token before", moved(1)
     yield "are one position too early: each is of the next token", moved(-1)
-    counts = {len(tops) for part in parts for tops in part.tops}
+    counts = {len(at.top) for part in parts for at in part}
     if min(counts, default=0) > 1:
         sizes = "s of ".join(map(str, sorted(counts)))
         yield f"are normalised over the top {sizes}, not over the vocabulary", each(normalised)
@@ -134,28 +130,25 @@ def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:
 
 def each(undo: Callable[[float, Row, Row], float]) -> Undo:
     """Of each log-probability, with the alternatives of its row and what is right there."""
-    return lambda part: [
-        {token: undo(value, tops, right) for token, value in row.items()}
-        for row, tops, right in zip(part.rows, part.tops, part.right, strict=True)
-    ]
+    return lambda part: [{token: undo(value, at.top, at.right) for token, value in at.row.items()} for at in part]
 
 
 def if_all_are_zero(part: Part) -> Sequence[Row] | None:
-    if any(value != 0.0 for row in part.rows for value in row.values()):
+    if any(value != 0.0 for at in part for value in at.row.values()):
         return None
-    return [{token: right[token] for token in row} for row, right in zip(part.rows, part.right, strict=True)]
+    return [{token: at.right[token] for token in at.row} for at in part]
 
 
 def moved(by: int) -> Undo:
     """For one log-probability per position; the missing one at the end is assumed to be right."""
 
     def undo(part: Part) -> Sequence[Row] | None:
-        if any(len(row) != 1 for row in part.rows):
+        if any(len(at.row) != 1 for at in part):
             return None
-        reported = [value for row in part.rows for value in row.values()]
+        reported = [value for at in part for value in at.row.values()]
         return [
-            {token: reported[index + by] if 0 <= index + by < len(reported) else right[token] for token in row}
-            for index, (row, right) in enumerate(zip(part.rows, part.right, strict=True))
+            {token: reported[index + by] if 0 <= index + by < len(reported) else at.right[token] for token in at.row}
+            for index, at in enumerate(part)
         ]
 
     return undo
@@ -179,7 +172,7 @@ def cooled(temperature: float) -> Callable[[float, Row, Row], float]:
 def temperature_of(parts: Sequence[Part]) -> float | None:
     """The median over all positions of the ratio of distances between alternatives."""
     ratios = []
-    for tops, right in ((tops, right) for part in parts for tops, right in zip(part.tops, part.right, strict=True)):
+    for _, tops, right in itertools.chain(*parts):
         best, last = max(tops, key=lambda token: tops[token]), min(tops, key=lambda token: tops[token])
         if tops[best] > tops[last]:
             ratios.append((right[best] - right[last]) / (tops[best] - tops[last]))

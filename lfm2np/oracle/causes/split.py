@@ -15,21 +15,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.oracle.causes.tags import TAGS, Tag
-from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.judging.verdict import Position, root_mean_square
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
-TENDENCY_CHANCE, EDGES_TRIED = 1e-2, 100  # likewise of what is only more often wrong; of a number times so many edges
+TENDENCY_CHANCE = 1e-2  # of what is only more often wrong, times its tag's splits: at edges chosen before
 LEAST_SHARE = 0.5  # of the right positions on the right side
 SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, and what their gain counts for
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
 LUCKY = 0.1  # the weight of a right position after a wrong one
 MOST_SPLITS = 3
+STEADY, LEAST_AGAIN = 0.5, 8  # of errors of the same tokens: how much of them may differ; how many are to be compared
 Mask = NDArray[np.bool_]  # [positions]
 
 
@@ -63,17 +65,6 @@ class Description:
     def right(self) -> str:
         """What follows "right" in a line."""
         return ", ".join(dict.fromkeys(split.right for split in self.splits))
-
-
-@dataclass(frozen=True)
-class Tendency:
-    """A split under which requests are wrong more often on one side: of how many requests each, how many are wrong."""
-
-    split: Split
-    wrong: tuple[int, int]
-    others: tuple[int, int]
-    explained: float
-    chance: float
 
 
 class Positions:
@@ -177,18 +168,41 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
     return None
 
 
-def tendency_of(positions: Sequence[Position]) -> Tendency | None:
-    """Of all splits, also those with wrong positions or few right ones on the right side, the least of an accident."""
-    judged, tendencies = Positions(positions), list[Tendency]()
-    if judged.wrong.any() and not judged.wrong.all():
-        for name, tag in TAGS.items():
-            for split in splits_of(tag, judged.levels[name], judged, judged.everywhere):
-                wrong, others = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
-                explained = judged.explained(split.is_right, judged.everywhere)
-                chance = so_unlike(*wrong, *others) * (EDGES_TRIED if tag.edges else 1)
-                tendencies.append(Tendency(split, wrong, others, explained, chance))
-    least = min(tendencies, key=lambda each: (each.chance, -round(each.explained, 9)), default=None)
-    return least if least is not None and least.chance <= TENDENCY_CHANCE else None
+def tendency_of(positions: Sequence[Position]) -> tuple[str, str, float, float] | None:
+    """Of all splits, also those with wrong positions or few right ones on the right side, the least of an accident:
+    where requests are wrong more often, what that points to, the share that it explains, and the chance."""
+    judged, tendencies = Positions(positions), list[tuple[str, str, float, float]]()
+    for name, tag in TAGS.items() if judged.wrong.any() and not judged.wrong.all() else ():
+        splits = list(splits_of(tag, judged.levels[name], judged, judged.everywhere, is_fitted=False))
+        for split in splits:
+            here, there = (judged.wrong_requests(side) for side in (~split.is_right, split.is_right))
+            often = f"{'more often' if there[0] else 'only'} {split.wrong.removeprefix('only ')}"
+            words = f"{often}: {here[0]} of {here[1]} against {there[0]} of {there[1]} {split.right}"
+            explained = round(judged.explained(split.is_right, judged.everywhere), 9)
+            tendencies.append((words, split.suspect, explained, so_unlike(*here, *there) * len(splits)))
+    least = min(tendencies, key=lambda each: (each[3], -each[2]), default=None)
+    return least if least is not None and least[3] <= TENDENCY_CHANCE else None
+
+
+def is_unsteady(positions: Sequence[Position]) -> bool:
+    """Whether most wrong errors differ by more than half of their size where the same tokens were sent again.
+
+    Wrong weights, operators and constants err alike each time, up to rounding: at most 0.1 of their errors differ in a
+    network whose weights are 4-bit steps and that computes in bfloat16; with a leaking state 0.7 and more.
+    """
+    judged = Positions(positions)
+    beginnings = {
+        name: list(accumulate(ids, lambda before, token: hash((before, token)), initial=0))
+        for name, ids in judged.tokens.items()
+    }
+    same: dict[tuple[int, int], list[Position]] = {}
+    for at, name in zip(judged.positions, judged.requests, strict=True):
+        if at.error is not None:
+            same.setdefault((beginnings[name][at.row + 1], at.token_id), []).append(at)
+    wrong = [some for some in same.values() if len(some) > 1 and any(at.is_wrong for at in some)]
+    errors = [[at.error or 0.0 for at in some] for some in wrong]
+    again = [(float(np.std(some)), root_mean_square(some)) for some in errors]
+    return len(again) >= LEAST_AGAIN and 2 * sum(apart > STEADY * size for apart, size in again) > len(again)
 
 
 def gain_of(judged: Positions, split: Split, of: Mask) -> float:
@@ -214,12 +228,13 @@ def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
 # --- the splits of one tag
 
 
-def splits_of(tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask) -> Iterator[Split]:
-    """A number at its edges and where wrong positions begin and end; each level that has words from all others."""
+def splits_of(tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask, is_fitted: bool = True) -> Iterator[Split]:
+    """A number at its edges and, if fitted, where wrong positions begin and end; each level that has words from all
+    others."""
     if tag.edges:
         wrong = levels[of & judged.wrong]
-        edges = dict.fromkeys([*tag.edges, round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1])
-        sides = [(levels >= edge, tag.sides(edge)) for edge in edges]
+        ends = [round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1] if is_fitted else []
+        sides = [(levels >= edge, tag.sides(edge)) for edge in dict.fromkeys([*tag.edges, *ends])]
     else:
         sides = [(levels == level, tag.sides(level)) for level in tag.levels]
     for there, words in sides:

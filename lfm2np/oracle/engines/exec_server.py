@@ -2,7 +2,7 @@
 
     lfm2np check "exec:python -m lfm2np.oracle.engines.exec_server package.module:factory"
 
-It reads lines until `run`, computes those requests together, answers each as soon as it has ended, and reads on.
+It reads lines until `run`, computes those requests together, answers each, and reads on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from lfm2np.oracle.engines.exec_target import PROTOCOL
@@ -18,7 +17,6 @@ from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Request, Trace
 from lfm2np.oracle.engines.records_json import answer_as_json, request_from_json
-from lfm2np.oracle.engines.target import Answers
 
 LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 FIELDS = ("token_ids", *LOGPROBS, "text", "finish_reason", "cached_tokens", "error")
@@ -45,21 +43,11 @@ def serve(factory: str | Factory) -> None:
             if line.pop("kind") == "request":
                 requests.append(request_from_json(line))
             else:
-                run(target, requests, write)
+                played = target.play(Trace(tuple(requests)))
+                for request, (answer, *_) in zip(requests, played.answers, strict=True):
+                    known = {name: value for name, value in answer_as_json(answer).items() if name in FIELDS}
+                    write({"kind": "answer", "request_id": request.request_id, **known})
                 requests = []
-
-
-def run(target: PythonTarget, requests: Sequence[Request], write: Callable[[dict[str, Any]], None]) -> None:
-    """Answers each request once: when it has ended, or, if it failed, when all have."""
-    waiting = dict(enumerate(requests))
-
-    def answer(index: int, answers: Answers) -> None:
-        if request := waiting.pop(index, None):
-            known = {name: value for name, value in answer_as_json(answers[0]).items() if name in FIELDS}
-            write({"kind": "answer", "request_id": request.request_id, **known})
-
-    for index, answers in enumerate(target.play(Trace(tuple(requests)), answer).answers):
-        answer(index, answers)
 
 
 def read() -> dict[str, Any]:

@@ -47,7 +47,7 @@ from typing import Any
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.records import DEAD, NO_ANSWER, Answer, Request, Trace, failed, shortened
 from lfm2np.oracle.engines.records_json import checked_answer, read_switch, read_text, request_as_json, whole_number
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
+from lfm2np.oracle.engines.target import Abilities, Answers, Played, TargetError, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
 
 PROTOCOL = 2
@@ -101,9 +101,9 @@ class ExecTarget:
                 raise self._lost(process, problem) from None
         return self._abilities
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         """In runs of at most `at_once`. If the engine dies, requests without an answer get an error."""
-        return play_in_rounds(trace, self.probe(), self._together, arrived)
+        return play_in_rounds(trace, self.probe(), self._together)
 
     def close(self) -> None:
         """Says bye, waits a little, and kills what is left. It can't be used afterwards."""
@@ -111,7 +111,7 @@ class ExecTarget:
             self._process.close(GRACE, is_friendly=True)
         self._gone = self._gone or "the engine was closed"
 
-    def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
+    def _together(self, requests: Sequence[Request]) -> list[Answers]:
         """One run, whose answers are kept as they come: none is lost when the engine dies."""
         answers: dict[int, Answer] = {}
         process, names = self._process, [f"{next(self._serial)}:{request.request_id}" for request in requests]
@@ -126,7 +126,6 @@ class ExecTarget:
                 if index in answers:
                     fields = {"error": "answered twice in one run", "kind": NO_ANSWER}
                 answers[index] = checked_answer(requests[index], fields)
-                came(index, (answers[index],))
         except TargetError as problem:
             self._lost(process, problem)
         return [(answers.get(index) or failed(self._gone or "", DEAD),) for index in range(len(requests))]

@@ -28,11 +28,10 @@ from lfm2np.oracle.engines.records_json import (
     request_as_json,
     request_from_json,
 )
-from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
+from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.values import same, show
 from scheduler.checksum import FIELD, damage, sealed
 
-MAX_LINE = 64 * 2**20
 RESULTS = b'{"format_version"'  # how lines of computed results begin
 
 
@@ -46,7 +45,7 @@ class Transcript:
     def __init__(self, file: str | Path | LineFile, is_target: bool = False) -> None:
         """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
         checksums that no end follows, as some may be missing."""
-        self._lines = file if isinstance(file, LineFile) else LineFile(file, MAX_LINE)
+        self._lines = file if isinstance(file, LineFile) else LineFile(file)
         self.path = self._lines.path
         self.verdict: str | None = None  # of the check, if it came to one
         self._pairs: dict[str, Pair] = {}
@@ -102,12 +101,7 @@ class Transcript:
             raise RequestError(
                 f"{self.path}: request {request.request_id!r}: can't be written as JSON: {problem}"
             ) from None
-        content = json.dumps(sealed(json.loads(line))).encode() + b"\n"
-        if len(content) > MAX_LINE:
-            raise RequestError(
-                f"{self.path}: request {request.request_id!r}: {len(content)} bytes, expected at most {MAX_LINE}"
-            )
-        self._lines.append(content)
+        self._lines.append(json.dumps(sealed(json.loads(line))).encode() + b"\n")
         self._num_open += 1
         self._pairs[request.request_id] = (request, answer)
 
@@ -156,7 +150,7 @@ class FileTarget:
     def pairs(self) -> list[Pair]:
         return self._read().pairs()
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         recorded = {request_text(request): answer for request, answer in self._read().pairs()}
         none = failed("not recorded")
         return Played(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from lfm2np.oracle.engines.records import (
     shortened,
 )
 from lfm2np.oracle.engines.records_json import answer_from_json, checked_answer
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, in_flight
+from lfm2np.oracle.engines.target import Abilities, Answers, Played, TargetError, in_flight
 from lfm2np.oracle.engines.validate import validate
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
@@ -96,10 +95,10 @@ class HttpTarget:
     def probe(self) -> Abilities:
         return self.spoken().abilities
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         """All requests as the trace says. One that is aborted has its connection closed when so many tokens have come;
         its answer holds those that came, if the server streams ids."""
-        return HttpRun(self, trace, self.probe().at_once, arrived).played()
+        return HttpRun(self, trace, self.probe().at_once).played()
 
     def close(self) -> None:
         self.client.close()
@@ -249,7 +248,7 @@ class HttpTarget:
         return all(answer.error is None for answer in self._tried(request))
 
     def _tried(self, request: Request) -> Answers:
-        (answers,) = HttpRun(self, Trace((request,)), 1, ignored).played().answers
+        (answers,) = HttpRun(self, Trace((request,)), 1).played().answers
         return tuple(validate(request, answer) for answer in answers)
 
     def _takes_stream(self, request: Request, whole: Answer) -> bool:
@@ -278,60 +277,39 @@ class HttpTarget:
 class HttpRun:
     """One trace under way: a thread for each request. What they share stands behind one condition."""
 
-    def __init__(self, target: HttpTarget, trace: Trace, at_once: int, arrived: Arrived) -> None:
-        self._target, self._trace, self._arrived = target, trace, arrived
+    def __init__(self, target: HttpTarget, trace: Trace, at_once: int) -> None:
+        self._target, self._trace = target, trace
         self._changed = threading.Condition()
         self._free = threading.Semaphore(at_once)
         self._num_tokens = [0] * len(trace.requests)
         self._has_ended = [False] * len(trace.requests)
         self._first: list[float | None] = [None] * len(trace.requests)
         self._answers: list[Answers] = [()] * len(trace.requests)
-        self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._began = time.monotonic()
 
     def played(self) -> Played:
         """The answers to all requests. An interrupt cuts all connections."""
         indices = range(len(self._trace.requests))
-        held = None
+        threads = [threading.Thread(target=self._play, args=(index,), daemon=True) for index in indices]
         try:
-            for index in indices:
-                threading.Thread(target=self._play, args=(index,), daemon=True).start()
-            for _ in indices:
-                index = self._next()
-                if held is None and self._target.counts_hits and self._lacks_hits(index):
-                    held = index  # it gets the round's
-                else:
-                    self._report(index)
-            if held is not None:
-                first, *others = self._answers[held]
-                self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
-                index, held = held, None
-                self._report(index)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.5)  # an interrupt must not wait for it
         except BaseException:
             self._target.close()
-            with contextlib.suppress(RequestError, queue.Empty):  # RequestError may be what came
-                if held is not None:
-                    self._report(held)
-                while True:
-                    self._report(self._done.get_nowait())
             raise
+        held = next(filter(self._lacks_hits, indices), None)
+        if held is not None and self._target.counts_hits:  # it gets the round's
+            first, *others = self._answers[held]
+            self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
         return Played(tuple(self._answers))
-
-    def _next(self) -> int:
-        """The next request that ends; an interrupt must not wait for it."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._done.get(timeout=0.5)
 
     def _lacks_hits(self, index: int) -> bool:
         """Whether it is a judged answer that does not say what came from the cache."""
         (answer, *_), request = self._answers[index], self._trace.requests[index]
         return answer.error is None and answer.cached_tokens is None and request.abort_after is None
-
-    def _report(self, index: int) -> None:
-        answers = self._answers[index]
-        if all(answer.error is None or answer.is_refuted for answer in answers):
-            self._arrived(index, answers)
 
     def _play(self, index: int) -> None:
         request, sent = self._trace.requests[index], None
@@ -350,7 +328,6 @@ class HttpRun:
         with self._changed:
             self._has_ended[index] = True
             self._changed.notify_all()
-        self._done.put(index)
 
     def _sent(self, index: int, request: Request) -> Answers:
         """Errors as HttpClient has them; RequestError for a reply of impossible form."""

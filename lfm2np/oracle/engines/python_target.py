@@ -4,7 +4,8 @@
     level b   score(token_ids): the prompt's log-probabilities, where answers don't carry them
     level c   add(request), step(), abort(request_id), has_unfinished: used where present; see stepping.py
 
-An engine that hangs can't be stopped from here: one that may hang runs behind exec_server.py, in its own process.
+An engine that hangs can't be stopped from here, and one that ends its process ends the check: one that may do so runs
+behind exec_server.py, in its own.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ from lfm2np.oracle.engines.target import (
     LEAK,
     Abilities,
     Answers,
-    Arrived,
     Played,
     TargetError,
     Trouble,
-    ignored,
     in_flight,
     play_in_rounds,
 )
@@ -80,18 +79,18 @@ class PythonTarget:
             self._abilities = self._probed()
         return self._abilities
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         """At most `at_once` together. A trace of more tokens than the engine takes in a step goes to one that is made
         with larger steps, if it heeds that hint."""
         steps = max((int(request.tags.get(STEP, 0)) for request in trace.requests), default=0)
         if steps and self._large is not None:
-            return self._large.play(trace, arrived)
+            return self._large.play(trace)
         if steps and not self._sizes.get(BUDGET) and BUDGET not in lacking(self._live()):
             self.close()  # two may not fit into memory
             self._large = PythonTarget(self._factory, self._model, {**self._sizes, BUDGET: steps}, self._at_once)
-            return self._large.play(trace, arrived)
+            return self._large.play(trace)
         self._close_large()
-        return self._played(trace, self.probe(), arrived)
+        return self._played(trace, self.probe())
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
@@ -123,8 +122,8 @@ class PythonTarget:
     def _probed(self) -> Abilities:
         request = greedy("probe", (0, 1), 2, prompt_logprobs=0)
         for self._accepted in (OPTIONS, OPTIONS[:1], ()):
-            ((answer,),) = self._played(Trace((request,)), Abilities(self._name), ignored).answers
-            if answer.error is None:
+            ((answer,),) = self._played(Trace((request,)), Abilities(self._name)).answers
+            if answer.error is None or answer.is_refuted:  # refuted: it takes them, and is judged by what it says
                 break
         else:
             raise TargetError(f"{self._name}: it can't answer the prompt (0, 1) with 2 tokens: {answer.error}")
@@ -132,8 +131,8 @@ class PythonTarget:
         sizes, lacks = told(engine), lacking(engine)
         return Abilities(
             engine=f"{self._name} ({type(engine).__name__})",
-            tells_logprobs=answer.logprobs is not None,
-            tells_prompt_logprobs=answer.prompt_logprobs is not None,
+            tells_logprobs=answer.logprobs is not None or answer.is_refuted,
+            tells_prompt_logprobs=answer.prompt_logprobs is not None or answer.is_refuted,
             at_once=in_flight(self._at_once, sizes.get("max_num_seqs")),
             can_abort=self._has_steps,
             takes_stops=not lacks & {"stops", "stop-strings"},
@@ -147,26 +146,19 @@ class PythonTarget:
             longest=sizes.get("max_model_len"),
         )
 
-    def _played(self, trace: Trace, abilities: Abilities, arrived: Arrived) -> Played:
+    def _played(self, trace: Trace, abilities: Abilities) -> Played:
         """Errors of the engine become answers; those of its factory are raised."""
         engine = self._live()
         if not self._has_steps:
-            return play_in_rounds(trace, abilities, self._generated, arrived)
-
-        def finished(index: int, answers: Answers) -> None:
-            if not self._needs_score(trace.requests[index], answers):  # score() waits until nothing runs
-                arrived(index, answers)
-
+            return play_in_rounds(trace, abilities, self._generated)
         requests = [self._for_engine(request) for request in trace.requests]
-        before = counters(engine)
-        run = StepRun(engine, requests, abilities.at_once, answers_of, finished)
+        run = StepRun(engine, requests, abilities.at_once, answers_of)
         answers = tuple(run.answers())
         if run.is_spoilt:
             self._engine = None
             return Played(answers, clock="steps")
         scored = tuple(map(self._with_score, trace.requests, answers))
-        rose = {name: value - before.get(name, 0.0) for name, value in counters(engine).items()}
-        return Played(scored, leak_of(engine), rose, "steps")
+        return Played(scored, leak_of(engine), "steps")
 
     def _for_engine(self, request: Request) -> Request:
         """With an id of its own, and without what the engine does not accept."""
@@ -175,7 +167,7 @@ class PythonTarget:
         salt = name if request.cold and "salts" not in lacking(self._live()) else request.cache_salt
         return changed(request, request_id=name, cache_salt=salt, **refused)
 
-    def _generated(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
+    def _generated(self, requests: Sequence[Request]) -> list[Answers]:
         """By generate(). If that raises, each is sent alone, to learn which it can't take, then the rest again."""
         answers = self._generated_once(requests)
         if not isinstance(answers, str):
@@ -242,20 +234,10 @@ def answer_of(request: Request, sample: Any) -> Answer:
         return failed(f"no answer: {fault(problem)}", NO_ANSWER)
     if fields.get("finish_reason") == "error":
         return failed("the engine ended it with finish_reason error")
-    if fields.get("finish_reason") == "abort":
-        fields["prompt_logprobs"] = None  # of only a part of it
+    told = fields.get("prompt_logprobs")
+    if fields.get("finish_reason") == "abort" or (isinstance(told, list | tuple) and not told):
+        fields["prompt_logprobs"] = None  # of only a part of it; or none, by an engine that has none to tell
     return checked_answer(request, fields)
-
-
-def counters(engine: Any) -> dict[str, float]:
-    """The engine's own; they only steer, so those that it can't report are left out."""
-    if missing(engine, ["metrics"]):
-        return {}
-    try:
-        metrics = engine.metrics()
-        return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    except FAULTS:
-        return {}
 
 
 def leak_of(engine: Any) -> Trouble | None:

@@ -22,7 +22,6 @@ Read = Callable[[Request, Any], Answers]
 class Running:
     """One request of a run: what the engine gave last for it, or why there is nothing; times are steps."""
 
-    index: int
     request: Request
     samples: list[Any] = field(default_factory=list)
     num_tokens: int = 0  # of its longest sample
@@ -38,20 +37,12 @@ class StepRun:
 
     at_once   most requests in the engine together
     read      what the engine gave for a request, as answers
-    finished  gets the index of a request and its answers as soon as it has ended
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        requests: Sequence[Request],
-        at_once: int,
-        read: Read,
-        finished: Callable[[int, Answers], None],
-    ) -> None:
+    def __init__(self, engine: Any, requests: Sequence[Request], at_once: int, read: Read) -> None:
         self.is_spoilt = False  # the engine may be left in a state that would harm other requests
-        self._engine, self._at_once, self._read, self._finished = engine, at_once, read, finished
-        self._all = [Running(index, request) for index, request in enumerate(requests)]
+        self._engine, self._at_once, self._read = engine, at_once, read
+        self._all = [Running(request) for request in requests]
         self._steps = 0
 
     def answers(self) -> list[Answers]:
@@ -119,8 +110,6 @@ class StepRun:
 
     def _end(self, each: Running, error: Answer | None = None) -> None:
         each.ended, each.error = float(self._steps), error
-        if error is None and not each.is_aborted:
-            self._finished(each.index, self._answers(each))
 
     def _fail_running(self, why: str, kind: str) -> None:
         self.is_spoilt = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.records import NO_ABORT, Answer, Pair, Request, Trace, failed, samples_of
@@ -14,9 +14,7 @@ MOST_AT_ONCE = 64  # of an engine that reports how many it computes together
 LEAK = "leak"  # the kind of trouble: something is held though all requests have ended
 LEAST_AT_ONCE = 8  # likewise: where it has fewer slots, some requests wait
 Answers = tuple[Answer, ...]  # to one request: one a sample, or a single one with `error`
-Arrived = Callable[[int, Answers], None]  # called with the index of a request in its trace
-# Computes requests together; may call the second argument with a request's index as soon as it is answered.
-Together = Callable[[Sequence[Request], Arrived], Sequence[Answers]]
+Together = Callable[[Sequence[Request]], Sequence[Answers]]  # computes requests in one batch
 
 
 class TargetError(Lfm2npError):
@@ -64,14 +62,12 @@ class Trouble:
 class Played:
     """The answers to a trace, in the order of its requests.
 
-    trouble   of the engine, not of one request
-    counters  by how much its own counters rose
-    clock     the unit of times
+    trouble  of the engine, not of one request
+    clock    the unit of times
     """
 
     answers: tuple[Answers, ...]
     trouble: Trouble | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)
     clock: str = "seconds"
 
     def pairs(self, trace: Trace) -> list[Pair]:
@@ -90,10 +86,8 @@ class Target(Protocol):
     def probe(self) -> Abilities:
         """TargetError if there is no such engine, or it can't be reached."""
 
-    def play(self, trace: Trace, arrived: Arrived = lambda index, answers: None) -> Played:
+    def play(self, trace: Trace) -> Played:
         """Sends all requests as the trace says, at most `at_once` together.
-
-        arrived  gets the answers to a request as soon as they are there, in this thread; errors perhaps never
 
         Whatever the engine answers, it raises nothing: errors are Answers with `error`, of kind DEAD where it is gone.
         TargetError if it was gone before.
@@ -103,17 +97,13 @@ class Target(Protocol):
         """Releases what the target started. Any number of times."""
 
 
-def ignored(index: int, answers: Answers) -> None:
-    """Nobody waits for it."""
-
-
 def in_flight(at_once: int | None, slots: int | None) -> int:
     """The most requests in flight together: as given, else by the engine's slots."""
     return at_once or (AT_ONCE if slots is None else max(LEAST_AT_ONCE, min(slots, MOST_AT_ONCE)))
 
 
-def play_in_rounds(trace: Trace, abilities: Abilities, together: Together, arrived: Arrived) -> Played:
-    """For engines that can't be watched while they compute: `together(requests, came)` of at most at_once.
+def play_in_rounds(trace: Trace, abilities: Abilities, together: Together) -> Played:
+    """For engines that can't be watched while they compute: `together(requests)` of at most at_once.
 
     A request that waits for the end of another is in a later round, all others together. One that is to be aborted is
     not sent where that is impossible.
@@ -125,17 +115,12 @@ def play_in_rounds(trace: Trace, abilities: Abilities, together: Together, arriv
             done[index] = (replace(failed(NO_ABORT), is_aborted=True),)
         for start in range(0, len(possible), abilities.at_once):
             some = possible[start : start + abilities.at_once]
-            times = {"sent": float(number), "ended": float(number + 1)}
-
-            def came(place: int, answers: Answers, some: Sequence[int] = some, times: Any = times) -> None:
-                index = some[place]
+            for index, answers in zip(some, together([trace.requests[i] for i in some]), strict=True):
                 is_aborted = trace.requests[index].abort_after is not None
-                done[index] = tuple(replace(answer, is_aborted=is_aborted, **times) for answer in answers)
-                arrived(index, done[index])
-
-            for place, answers in enumerate(together([trace.requests[i] for i in some], came)):
-                if some[place] not in done:
-                    came(place, answers)
+                done[index] = tuple(
+                    replace(answer, is_aborted=is_aborted, sent=float(number), ended=float(number + 1))
+                    for answer in answers
+                )
     return Played(tuple(done[index] for index in range(len(trace.requests))), clock="rounds")
 
 

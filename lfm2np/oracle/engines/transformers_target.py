@@ -14,7 +14,7 @@ from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Request, Trace, failed, fault
 from lfm2np.oracle.engines.records_json import checked_answer
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
+from lfm2np.oracle.engines.target import Abilities, Answers, Played, TargetError, play_in_rounds
 
 DTYPES = ("float32", "bfloat16", "float16")
 PADDED_AT_ONCE = 16
@@ -49,13 +49,13 @@ class TransformersTarget:
             at_once=PADDED_AT_ONCE if self._padded else 1,
         )
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-        return play_in_rounds(trace, self.probe(), self._together, arrived)
+    def play(self, trace: Trace) -> Played:
+        return play_in_rounds(trace, self.probe(), self._together)
 
     def close(self) -> None:
         self._model = None
 
-    def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
+    def _together(self, requests: Sequence[Request]) -> list[Answers]:
         try:
             answers = generate(self._model, requests)
             for request, fields in zip(requests, answers, strict=True):

@@ -70,8 +70,9 @@ class Constant:
     share      the constant is larger by so much of itself; of a soft cap, (CAP / cap)**2
     sure       times what is seen by accident
     explained  share of the errors' squares that this explains
-    left       share of the error, beyond the noise, that it leaves at most positions: of medians, since in a mixture of
-               experts some tokens are off by more, as they go elsewhere
+    left       share of the error, beyond the noise, that it leaves at most positions that are off by more than the
+               format explains (else of all): of medians, since in a mixture of experts some tokens are off by more, as
+               they go elsewhere
     """
 
     name: str
@@ -340,7 +341,9 @@ class Projection:
         """By how much of the direction; how sure that is is not known."""
         errors = self.reported.errors / self.reported.scales
         left = errors - share * self.effect / self.reported.scales
-        of_median = max(0.0, float(np.median(np.abs(left))) - 1.0) / max(1.0, float(np.median(np.abs(errors))))
+        off = np.abs(errors) > LIMIT  # else a bug of few positions would leave nothing at most of them
+        rest, all_ = (float(np.median(np.abs(some[off] if off.any() else some))) for some in (left, errors))
+        of_median = max(0.0, rest - 1.0) / max(1.0, all_)
         return Constant(self.name, share, 0.0, 1.0 - float(left @ left) / float(errors @ errors), of_median)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16, unchanged
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.packed.compressed import InputRounding
 from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import RequestError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import matrix_parts

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.operations import LAYER, Operation, operations, window_of
+from lfm2np.oracle.locate.operations import Operation, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS, Array
 from lfm2np.truth.config import ModelConfig
@@ -31,7 +29,6 @@ BLANK = "0" * 64
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-PARTS = tuple(dict.fromkeys(name for name, *_ in LAYER if name))  # of a layer of any model of this family
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 8
 Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
@@ -61,13 +58,13 @@ class Dump:
         return Steps(len(self.token_ids), self.sizes or (len(self.token_ids),))
 
 
-def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
-    """The file's tensors; `names` maps the engine's names to ours. DumpError names file, tensor and expectation."""
+def read_dump(path: Path, config: ModelConfig) -> Dump:
+    """The file's tensors. DumpError names file, tensor and expectation."""
     try:
         content = path.read_bytes()
     except (OSError, ValueError) as problem:
         raise DumpError(f"{path}: cannot be read: {problem}") from None
-    return parse_dump(content, str(path), config, names)
+    return parse_dump(content, str(path), config)
 
 
 def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
@@ -76,7 +73,7 @@ def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes
     return content.replace(BLANK.encode(), hashlib.sha256(content).hexdigest().encode(), 1)
 
 
-def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
+def parse_dump(content: bytes, source: str, config: ModelConfig) -> Dump:
     """The content of a file; errors begin with `source`."""
     try:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
@@ -93,7 +90,7 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
     if format not in (None, *PRECISIONS, *FRAMEWORKS):
         raise DumpError(f"{source}: format {show(format)} in its metadata, expected one of {', '.join(PRECISIONS)}")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
-    dump = make_dump(stored, source, config, names or {}, format if format in PRECISIONS else None)
+    dump = make_dump(stored, source, config, format if format in PRECISIONS else None)
     if stated is None:
         require_placed_logits(dump, source)
     return dump
@@ -110,63 +107,28 @@ def require_placed_logits(dump: Dump, source: str) -> None:
         )
 
 
-def make_dump(
-    entries: Mapping[str, Entry], source: str, config: ModelConfig, names: Mapping[str, str], format: str | None
-) -> Dump:
+def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, format: str | None) -> Dump:
     known = {operation.name: operation for operation in operations(config)}
-    require_meanings(names, known)
-    given: dict[str, str] = {}  # by meaning, the name in the file
-    unknown = []
-    for name in sorted(entries):
-        meaning = names.get(name, name)
-        if meaning not in (IDS, STEPS) and meaning not in known:
-            unknown.append(plain(name))
-        elif meaning in given:
-            raise DumpError(f"{source}: {plain(name)} and {plain(given[meaning])} both mean {meaning}: expected one")
-        else:
-            given[meaning] = name
-    if IDS not in given:
+    unknown = [plain(name) for name in sorted(entries) if name not in known and name not in (IDS, STEPS)]
+    if IDS not in entries:
         raise DumpError(f"{source}: no tensor {IDS}, expected the whole numbers [T] that the engine ran on")
-    places = {meaning: f"{source}: {plain(name)}" for meaning, name in given.items()}
-    ids = read_ids(entries[given[IDS]], places[IDS], config)
-    if unknown and len(given) == 1:
+    ids = read_ids(entries[IDS], f"{source}: {IDS}", config)
+    if unknown and len(unknown) == len(entries) - 1:
         raise DumpError(
             f"{source}: none of its {len(unknown)} names is known ({shortened(unknown)}): "
-            f"expected {', '.join(list(known)[:2])}, ..., or --names to say what they mean"
+            f"expected {', '.join(list(known)[:2])}, ..."
         )
-    sizes = read_steps(entries[given[STEPS]], places[STEPS], len(ids)) if STEPS in given else ()
+    sizes = read_steps(entries[STEPS], f"{source}: {STEPS}", len(ids)) if STEPS in entries else ()
     steps = Steps(len(ids), sizes or (len(ids),))
     tensors: dict[str, Array] = {}
     stored: dict[str, str] = {}
-    for meaning, operation in known.items():
-        if meaning in given:
-            entry, what = entries[given[meaning]], places[meaning]
+    for name, operation in known.items():
+        if name in entries:
+            entry, what = entries[name], f"{source}: {name}"
             values = read_numbers(entry, what, WHOLE if operation.is_choice else STORED).astype(np.float64)
-            tensors[meaning] = as_rows(values, operation, steps, config, what)
-            stored |= {} if operation.is_choice else {meaning: REAL[entry[0]]}
+            tensors[name] = as_rows(values, operation, steps, config, what)
+            stored |= {} if operation.is_choice else {name: REAL[entry[0]]}
     return Dump(ids, tensors, stored, tuple(unknown), sizes, format)
-
-
-def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
-    """A JSON object of the engine's names to ours; "{layer}" in both stands for every layer's number."""
-    meanings: dict[str, str] = {}
-    for name, meaning in read_object(path, DumpError).items():
-        if not isinstance(meaning, str):
-            raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected the name of a tensor")
-        if ("{layer}" in name) != ("{layer}" in meaning):
-            raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected {{layer}} in both or in neither")
-        for layer in range(config.num_hidden_layers if "{layer}" in name else 1):
-            meanings[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
-    return meanings
-
-
-def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
-    """DumpError for a meaning that no model of this family has; one of the other layer type is allowed."""
-    forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
-    forms |= {f"model.layers.{{layer}}.{part}" for part in PARTS}
-    for name, meaning in names.items():
-        if re.sub(r"\.\d+", ".{layer}", meaning) not in forms:
-            raise DumpError(f"--names: {plain(name)}: {show(meaning)}, expected one of {', '.join(sorted(forms))}")
 
 
 def read_ids(entry: Entry, what: str, config: ModelConfig) -> Array:

@@ -20,18 +20,14 @@ from lfm2np.oracle.locate.dump import Dump, parse_dump, shortened
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.recorders.registry import Record
-from lfm2np.oracle.report.report import plural
 from lfm2np.values import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
 MOST_TRIALS = 4  # of each: alone, beside others, those as far as they ran, and alone after those that were sent before
-MOST_BEFORE = 64  # requests that were sent before one, and are sent again to learn whether it needs them
 MOST_IDS = 64  # of a prompt, in a line
 RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the choice of tokens)"
 NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
-
-Fails = Callable[[Sequence[Request]], bool]
 
 
 @dataclass(frozen=True)
@@ -63,58 +59,44 @@ class Trial:
 def cause_of(
     checked: Checked,
     target: str,
-    record: Record,
+    renew: Callable[[], Record],
     tensors: Mapping[str, StoredTensor],
     model: Model,
     progress: Progress | None = None,
     known: Known | None = None,
-    renew: Callable[[], Record] | None = None,
 ) -> Cause | None:
     """Where the engine goes wrong in one of its wrong requests; None if no token or log-probability was wrong.
 
-    target     what `record` records, in words
+    target     what is recorded, in words
+    renew      makes a recorder, for each trial, with an engine that ran nothing: what an earlier trial left behind must
+               not show
     progress   called with (recordings done, the most that there may be)
     known      what the check computed
-    renew      makes the recorder again, with an engine that ran nothing: what a later record shows may need what
-               earlier ones left behind
     An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
     does not show the error: what `locate` finds there, if anything, is another.
     """
     if not (wrong := wrong_requests(checked.positions)):
         return None
-    answers, done = {request.request_id: answer for request, answer in checked.pairs}, 0
-
-    def recorded(trial: Trial) -> tuple[Report, str]:
-        """What `locate` says, and why the record does not show the error that the check saw, if it does not."""
-        nonlocal done
-        if progress:
-            progress(done, MOST_TRIALS * MOST_ASKS)
-        for request in trial.before:
-            record((request.prompt_token_ids,), 0, request.max_tokens)
-        content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
-        dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
-        answer, done = answers[trial.wrong.request_id], done + 1
-        why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
-        return locate(tensors, model.config, dump), why
-
+    answers = {request.request_id: answer for request, answer in checked.pairs}
     reasons: dict[str, Trial] = {}
-    history = list[Request]()  # what ran on the recorder's engine
     trial = alone(*wrong[0])
     try:
-        for trial in trials(checked, wrong, model.config.max_position_embeddings):
-            report, why = recorded(trial)
+        for done, trial in enumerate(trials(checked, wrong, model.config.max_position_embeddings)):
+            if progress:
+                progress(done, MOST_TRIALS * MOST_ASKS)
+            record = renew()
+            for request in trial.before:
+                record((request.prompt_token_ids,), 0, request.max_tokens)
+            content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
+            dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
+            answer, report = answers[trial.wrong.request_id], locate(tensors, model.config, dump)
+            why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
             if report.findings and not why:
-                if renew is not None and history:
-                    record = renew()
-                    again, why = recorded(trial)
-                    if why or not again.findings:
-                        trial = replace(trial, before=tuple(history))
                 also = shortened([finding.name for finding in report.findings[1:]])
                 more = [f"also wrong          {also}"] if report.findings[1:] else []
                 shown = f"recorded            {target} {trial}", *finding_lines(report.findings[0]), *more
                 return trial.cause(target, report, *shown)
             reasons.setdefault(why or NOTHING, trial)
-            history += [*trial.before, trial.wrong]
         why = NOTHING if NOTHING in reasons else next(iter(reasons))
     except Lfm2npError as problem:
         why = f"not recorded        {problem}"
@@ -155,46 +137,23 @@ def why_not_shown(
     return "" if is_wrong(judge(model, format_name, [pair], known=known)) else RIGHT
 
 
-def cause_to_dump(checked: Checked, target: str, why: str, then: str, fails: Fails | None = None) -> Cause | None:
+def cause_to_dump(checked: Checked, target: str, why: str, then: str) -> Cause | None:
     """For an engine that can't be recorded, and `why`: which wrong request to dump, and what to run `then`.
 
-    fails   sends requests again, one after the other, and says whether the last is wrong; None: that is impossible
     None if no token or log-probability was wrong.
     """
     if not (wrong := wrong_requests(checked.positions)):
         return None
-    trial, needs = beside_others(checked, *wrong[0]), ""
-    if not wrong[0][0].tags.get("beside"):
-        trial, needs = wrong_again(checked, wrong, fails) if fails else (alone(*wrong[0]), "")
+    trial = beside_others(checked, *wrong[0]) if wrong[0][0].tags.get("beside") else alone(*wrong[0])
     return trial.cause(
         target,
         None,
         f"not recorded        {why}",
-        f"request to dump     {trial}; greedy; all ids: cause.prompts and cause.before of --json",
+        f"request to dump     {trial}; greedy; all ids: cause.prompts of --json",
         f"its prompt ids      {','.join(map(str, trial.prompts[trial.request][:MOST_IDS]))}",
-        *([f"right alone         {needs}"] if needs else []),
         "how                 docs/engine/7-locate.md: names of tensors, and writers in C++ and Rust",
         f"then                {then}",
     )
-
-
-def wrong_again(checked: Checked, wrong: Sequence[tuple[Request, int]], fails: Fails) -> tuple[Trial, str]:
-    """The first of some wrong requests that is wrong if it is sent alone; else the first after as few of those before
-    it as it takes, and in words what it needs."""
-    few = [pair for pair in wrong[:MOST_ASKS] if not pair[0].tags.get("beside")]
-    for request, row in few:
-        if fails([request]):
-            return alone(request, row), ""
-    trial = alone(*few[0])
-    earlier = sent_before(checked, trial.wrong)
-    for count in (2**power for power in range(MOST_BEFORE.bit_length())):
-        before = earlier[-count:]
-        if fails([*before, trial.wrong]):
-            return replace(trial, before=tuple(before)), f"wrong after {plural(len(before), 'request')} before it"
-        if count >= len(earlier):
-            break
-    tried = plural(min(MOST_BEFORE, len(earlier)), "request")
-    return trial, f"and after the {tried} before it: it needs others, or is not deterministic"
 
 
 def sent_before(checked: Checked, wrong: Request) -> list[Request]:

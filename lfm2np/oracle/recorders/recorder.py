@@ -9,8 +9,8 @@
         ...
 
 Of a ragged batch keep the rows of one request: `recorder.keep(name, rows[start:stop])`. Names and shapes are those of
-docs/engine/7-locate.md; other names work with `lfm2np locate --names FILE`. The dump may be incomplete. Where a step
-begins before the end of the last one (a preempted request is computed again), the last computation counts.
+docs/engine/7-locate.md. The dump may be incomplete. Where a step begins before the end of the last one (a preempted
+request is computed again), the last computation counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lfm2np.system import write_whole
 
 Array = NDArray[Any]
 KINDS = "fiub"  # of numbers that can be kept: real, whole, truth values
-LOGITS, STATE, OURS = "lm_head", ".conv.state", "model."
+LOGITS, STATE = "lm_head", ".conv.state"
 
 
 @dataclass
@@ -124,11 +124,6 @@ class Recorder:
         if name == LOGITS and len(array) > step.count:
             words = f"{len(array)} rows in a step of {step.count} tokens, expected at most {step.count}, the last ones"
             raise DumpError(f"{name}: {words}")
-        if name != LOGITS and not name.startswith(OURS) and len(array) < step.count:
-            raise DumpError(
-                f"{name}: {len(array)} rows in a step of {step.count} tokens do not say which tokens they belong to, "
-                f"expected {step.count}; logits of the last are kept as {LOGITS}, a state as model.layers.N{STATE}"
-            )
         step.tensors[name] = array
 
     def tensors(self) -> dict[str, Array]:
@@ -144,10 +139,8 @@ class Recorder:
         return joined
 
     def _parts(self, name: str) -> list[Array]:
-        """Of each step. Of logits, and of another name, which may mean them, the last rows: earlier ones are left out
-        where the next step, or this one, lacks some. DumpError for another name that is not in the last step.
-        """
-        if name.startswith(OURS):
+        """Of each step; of logits those that are followed by no step or row without."""
+        if name != LOGITS:
             return [step.tensors[name] for step in self._steps if name in step.tensors]
         parts: list[Array] = []
         for step in reversed(self._steps):
@@ -156,8 +149,6 @@ class Recorder:
             parts.insert(0, step.tensors[name])
             if len(parts[0]) < step.count:
                 break
-        if not parts and name != LOGITS:
-            raise DumpError(f"{name}: not kept in the last step, expected in each, or from one on")
         return parts
 
     def content(self) -> bytes:

@@ -1,10 +1,5 @@
-"""Rollouts judged: both sides against the exact log-probabilities, their difference in three parts, and its causes.
-
-With t and s what trainer and sampler report of a token, and m what each means to report, exact:
-
-    t - s = (t - m_trainer) - (s - m_sampler) + (m_trainer - m_sampler)
-
-the trainer's error, the sampler's error, and what they mean by it (temperature, filters, penalties: exact.READINGS).
+"""Rollouts judged: each side against the exact log-probabilities that it means to report (temperature, filters,
+penalties: exact.READINGS), and what explains its errors.
 
 What explains a side is looked for in this order, and the first that does is named:
 
@@ -51,10 +46,10 @@ from lfm2np.oracle.rollouts.hypotheses import (
     explanations,
     hypotheses_of,
     longest_words,
+    other_temperatures,
     prediction_of,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.temperature import other_temperatures
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]

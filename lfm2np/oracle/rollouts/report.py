@@ -1,4 +1,4 @@
-"""The report of rollouts: each side against the exact values, what explains it, and their difference."""
+"""The report of rollouts: each side against the exact values, what explains it, and how far apart they are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ MEANS = {
     Verdict.DRIFT: "Errors of a side are larger than its number format explains, but another format explains them.",
     Verdict.BUG: "No number format explains the errors of a side, or a named error explains them better.",
 }
-PARTS = {"sampler": "the sampler's error", "trainer": "the trainer's error", "meaning": "what they mean by it"}
 PAIRS = (SIDES, (SIDES[0], "truth"), (SIDES[1], "truth"))
 # Columns of the tables, and the names of their figures.
 OF_SIDE = {"verdict": "verdict", "reports": "reading", "format": "format", "tokens": "reported", "RMS": "rms"}
@@ -110,7 +109,7 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
         "left_out": [{"kind": each.kind, "count": each.count, "first": each.first} for each in left],
         "not_computed": [{"id": rollout.id, "why": why} for rollout, why in judged.failed],
         "sides": {name: side_figures(side) for name, side in judged.sides.items()},
-        "difference": difference_figures(judged),
+        "meaning": judged.meaning_words(),
         "measures": {f"{first} - {second}": measures_of(judged, first, second) for first, second in PAIRS},
     }
 
@@ -145,29 +144,6 @@ def side_figures(side: Side) -> dict[str, Any]:
     }
 
 
-def difference_figures(judged: Judged) -> dict[str, Any] | None:
-    """trainer - sampler and its parts (judge.py), of the tokens where all are finite; None without any.
-
-    `share` is the part's covariance with the whole over the whole's mean square: they sum to 1.
-    """
-    values = np.array([*(judged.sides[side].reported for side in SIDES), *(judged.exact[side] for side in SIDES)])
-    s, t, m_s, m_t = values[:, np.isfinite(values).all(axis=0)]
-    if not len(s):
-        return None
-    whole, parts = t - s, {"sampler": m_s - s, "trainer": t - m_t, "meaning": m_t - m_s}
-    square = float(np.mean(whole**2))
-    return {
-        "tokens": len(whole),
-        "mean": mean(whole),
-        "largest_residual": float(np.max(np.abs(whole - sum(parts.values())))),
-        "meaning": judged.meaning_words(),
-        "parts": {
-            name: {"mean_abs": mean_abs(part), "share": float(np.mean(part * whole)) / square if square else 0.0}
-            for name, part in parts.items()
-        },
-    }
-
-
 def measures_of(judged: Judged, first: str, second: str) -> dict[str, float | None] | None:
     """Of the tokens where both are finite; the truth is that of what the side reports. None without any."""
     a = judged.sides[first].reported
@@ -197,7 +173,7 @@ def sections_of(figures: Mapping[str, Any]) -> list[Section]:
     return [
         Section("Sampler and trainer", [table, ERRORS] if rows else []),
         Section("What explains it", list(cause_tables(sides))),
-        Section("Their difference", [*parts_table(figures["difference"]), *measures_table(figures["measures"])]),
+        Section("Their difference", measures_table(figures["measures"])),
     ]
 
 
@@ -214,18 +190,6 @@ def cause_tables(sides: Mapping[str, Any]) -> Iterator[Block]:
         if rows and side["verdict"] != Verdict.EXACT:
             yield Table(f"Hypotheses about the {name}", tuple(OF_CAUSE), rows, (0, 1, 2, 3), MOST_HYPOTHESES)
             yield EXPLAINED
-
-
-def parts_table(difference: Mapping[str, Any] | None) -> list[Block]:
-    if difference is None:
-        return []
-    rows = []
-    for name, words in PARTS.items():
-        part = difference["parts"][name]
-        more = f": {difference['meaning']}" if name == "meaning" and difference["meaning"] else ""
-        rows.append([words + more, f"{part['share']:.1%}", number(part["mean_abs"])])
-    header = ("part", "share of the square", "mean |part|, nats")
-    return [Table("Three parts of trainer - sampler", header, rows)]
 
 
 def measures_table(by_pair: Mapping[str, Any]) -> list[Block]:

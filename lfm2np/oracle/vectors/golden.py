@@ -33,6 +33,7 @@ from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
+from lfm2np.oracle.report.report import RIGHT, WRONG, Finding, Report
 from lfm2np.oracle.sending import silent
 from lfm2np.oracle.vectors.chosen import Chosen, choose, picked
 from lfm2np.oracle.vectors.scripts import scripts_of
@@ -46,6 +47,7 @@ Json = dict[str, Any]
 Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
+MOST_SHOWN = 20  # differences
 TOP = 8  # likeliest tokens kept of each position
 # By flag: the class of bug that vectors with it are there for.
 NOTES: Json = json.loads(Path(__file__).with_name("notes.json").read_text(encoding="utf-8"))
@@ -248,17 +250,10 @@ def model_facts(model: LoadedModel) -> Json:
 class Difference:
     """One disagreement between a set and the model."""
 
-    vector: str | None  # None: of the set as a whole
-    position: int | None
+    where: str  # the vector and position, or the set as a whole
     what: str
     found: str  # in the set
     expected: str  # computed
-
-    @property
-    def where(self) -> str:
-        place = [] if self.vector is None else [self.vector]
-        place += [] if self.position is None else [f"position {self.position}"]
-        return " ".join(place) or "set"
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}: {self.found}, expected {self.expected}"
@@ -296,14 +291,12 @@ def of_vector(model: LoadedModel, document: Json, vector: Json, computed: Json) 
     for index, exact in enumerate(computed["positions"]):
         token, best, stored = vector["token_ids"][index], exact["top"][0][0], vector["positions"][index]
         if best != token:
-            yield Difference(name, index, "token", str(token), str(best))
+            yield Difference(f"{name} position {index}", "token", str(token), str(best))
             return
-        yield from differing(stored, bounded(exact, stored["noise"], document), "", name, index)
+        yield from differing(stored, bounded(exact, stored["noise"], document), "", f"{name} position {index}")
 
 
-def differing(
-    actual: Any, expected: Any, path: str = "", vector: str | None = None, position: int | None = None
-) -> Iterator[Difference]:
+def differing(actual: Any, expected: Any, path: str = "", where: str = "set") -> Iterator[Difference]:
     """All differences of JSON, with their paths; numbers are compared by their bits as float64."""
     if isinstance(actual, dict) and isinstance(expected, dict) and actual.keys() == expected.keys():
         inner = ((actual[name], item, f"{path}.{name}".removeprefix(".")) for name, item in expected.items())
@@ -311,11 +304,49 @@ def differing(
         inner = ((actual[index], item, f"{path}[{index}]") for index, item in enumerate(expected))
     elif isinstance(actual, int | float) and isinstance(expected, int | float):
         if struct.pack("<d", actual) != struct.pack("<d", expected):
-            yield Difference(vector, position, path, repr(actual), repr(expected))
+            yield Difference(where, path, repr(actual), repr(expected))
         return
     else:
         if actual != expected:
-            yield Difference(vector, position, path, json.dumps(actual)[:80], json.dumps(expected)[:80])
+            yield Difference(where, path, json.dumps(actual)[:80], json.dumps(expected)[:80])
         return
     for each in inner:
-        yield from differing(*each, vector, position)
+        yield from differing(*each, where)
+
+
+# --- what was verified, as a report
+
+
+def counted(document: Json) -> dict[str, int]:
+    vectors = document["vectors"]
+    results = [position["result"] for vector in vectors for position in vector["positions"]]
+    return {
+        "vectors": len(vectors),
+        "positions": len(results),
+        "may_tie": results.count("may_tie"),
+        "scripts": len(document["scripts"]),
+    }
+
+
+def summary(document: Json) -> str:
+    words = "{vectors} vectors, {positions} positions ({may_tie} of them may tie), {scripts} scripts"
+    return words.format(**counted(document))
+
+
+def report_of(document: Json, differences: Sequence[Difference]) -> Report:
+    """`figures`: the counts of the set, and `differences`, each with where, what, found and expected."""
+    findings = [
+        Finding("difference", f"{each.what}: {each.found}, expected {each.expected}", each.where)
+        for each in differences[:MOST_SHOWN]
+    ]
+    if len(differences) > MOST_SHOWN:
+        findings.append(Finding("difference", f"{len(differences) - MOST_SHOWN} more differences"))
+    return Report(
+        command="vectors verify",
+        verdict="DIFFERENT" if differences else "EXACT",
+        exit_code=WRONG if differences else RIGHT,
+        means="The set and the model disagree." if differences else "Every number is bit for bit as computed here.",
+        findings=findings,
+        facts={"set": summary(document)},
+        figures={**counted(document), "differences": [asdict(each) for each in differences]},
+    )

@@ -76,109 +76,97 @@ class Script:
             self.step(*(rows if len(self.steps) % 2 else rows[::-1]))
 
 
-def uneven_chunks(script: Script) -> None:
-    script.recompute("chunks-none", (1, 2, 5, 7))
-    script.finish("chunks-none")
-
-
-def chunks_beside_decoding(script: Script) -> None:
-    script.step(("beside-3", 3))
-    for _ in range(5):
-        script.step(("beside-3", 1), ("beside-40", 7))
-    script.step(("beside-40", 5), ("beside-3", 1))
-    script.finish("beside-3", "beside-40")
-
-
-def preempted_decoding(script: Script) -> None:
-    script.recompute("slot-again", (40, 1, 1))
-    script.preempt("slot-again")
-    script.recompute("slot-short", (1, 1))
-    script.recompute("slot-again")
-    script.finish("slot-short", "slot-again")
-
-
-def preempted_prompt(script: Script) -> None:
-    script.step(("prefix-cold", 20))
-    script.step(("prefix-cold", 9))
-    script.preempt("prefix-cold")
-    script.step(("beside-40", 40))
-    script.step(("beside-40", 1), ("prefix-cold", 17))
-    script.step(("prefix-cold", 31), ("beside-40", 1))
-    script.finish("beside-40", "prefix-cold")
-
-
-def rejected_drafts(script: Script) -> None:
-    script.step(("decode-32", 6))
-    for accepted, rejected in cycle(DRAFTS):
-        if not (left := script.left("decode-32")):
-            return
-        script.step(("decode-32", min(1 + accepted, left), rejected))
-
-
-def rejected_beside_others(script: Script) -> None:
-    names = "beside-3", "border-16"
-    script.step((names[0], 3), (names[1], 16))
-    while any(map(script.left, names)):
-        number = len(script.steps)
-        script.step(*((name, 1, (number + index) % 3) for index, name in enumerate(names) if script.left(name)))
-
-
-def undone_chunk(script: Script) -> None:
-    script.step(("border-16", 9))
-    script.rollback("border-16", 5)
-    script.step(("border-16", 3))
-    script.step(("border-16", 7))
-    script.rollback("border-16", 14)
-    script.recompute("border-16")  # one token before the first read, so that this sees the state directly
-    script.finish("border-16")
-
-
 Make = Callable[[Script], None]
-SCRIPTS: dict[str, tuple[Make, str, Sequence[str]]] = {  # what makes it, its comment, its flags
-    "uneven-chunks": (
-        uneven_chunks,
-        "A prompt of 23 tokens in chunks of 1, 2, 5, 7 and 8.",
-        ("chunk-state",),
-    ),
-    "chunks-beside-decoding": (
-        chunks_beside_decoding,
-        "Each step has a chunk of one prompt and a new token of another sequence, first one first, then the other.",
-        ("chunk-state", "ragged-batch", "slot-index"),
-    ),
-    "preempted-decoding": (
-        preempted_decoding,
-        "A sequence is preempted after four tokens, another takes its place, and it comes back beside that.",
-        ("preemption", "stale-slot"),
-    ),
-    "preempted-prompt": (
-        preempted_prompt,
-        "A prompt is preempted between its chunks, and computed anew in others, beside a sequence that came between.",
-        ("preemption", "chunk-state"),
-    ),
-    "rejected-drafts": (
-        rejected_drafts,
-        "Speculation by up to eight drafts: some are accepted, up to seven rejected, also across borders of blocks.",
-        ("rollback", "block-border"),
-    ),
-    "rejected-beside-others": (
-        rejected_beside_others,
-        "Two sequences in one batch, of which now one, now the other, now both have drafts rejected.",
-        ("rollback", "ragged-batch", "slot-index"),
-    ),
-    "undone-chunk": (
-        undone_chunk,
-        "A chunk of a prompt is partly undone, within a block, and computed anew; so is the last token of another.",
-        ("rollback", "chunk-state"),
-    ),
-}
+SCRIPTS: dict[str, tuple[Make, tuple[str, ...]]] = {}  # by name: what makes it, whose docstring is its comment; flags
+
+
+def script(*flags: str) -> Callable[[Make], Make]:
+    """Puts a function into the table, under its name."""
+
+    def put(make: Make) -> Make:
+        SCRIPTS[make.__name__.replace("_", "-")] = make, flags
+        return make
+
+    return put
+
+
+@script("chunk-state")
+def uneven_chunks(run: Script) -> None:
+    """A prompt of 23 tokens in chunks of 1, 2, 5, 7 and 8."""
+    run.recompute("chunks-none", (1, 2, 5, 7))
+    run.finish("chunks-none")
+
+
+@script("chunk-state", "ragged-batch", "slot-index")
+def chunks_beside_decoding(run: Script) -> None:
+    """Each step has a chunk of one prompt and a new token of another sequence, first one first, then the other."""
+    run.step(("beside-3", 3))
+    for _ in range(5):
+        run.step(("beside-3", 1), ("beside-40", 7))
+    run.step(("beside-40", 5), ("beside-3", 1))
+    run.finish("beside-3", "beside-40")
+
+
+@script("preemption", "stale-slot")
+def preempted_decoding(run: Script) -> None:
+    """A sequence is preempted after four tokens, another takes its place, and it comes back beside that."""
+    run.recompute("slot-again", (40, 1, 1))
+    run.preempt("slot-again")
+    run.recompute("slot-short", (1, 1))
+    run.recompute("slot-again")
+    run.finish("slot-short", "slot-again")
+
+
+@script("preemption", "chunk-state")
+def preempted_prompt(run: Script) -> None:
+    """A prompt is preempted between its chunks, and computed anew in others, beside a sequence that came between."""
+    run.step(("prefix-cold", 20))
+    run.step(("prefix-cold", 9))
+    run.preempt("prefix-cold")
+    run.step(("beside-40", 40))
+    run.step(("beside-40", 1), ("prefix-cold", 17))
+    run.step(("prefix-cold", 31), ("beside-40", 1))
+    run.finish("beside-40", "prefix-cold")
+
+
+@script("rollback", "block-border")
+def rejected_drafts(run: Script) -> None:
+    """Speculation by up to eight drafts: some are accepted, up to seven rejected, also across borders of blocks."""
+    run.step(("decode-32", 6))
+    for accepted, rejected in cycle(DRAFTS):
+        if not (left := run.left("decode-32")):
+            return
+        run.step(("decode-32", min(1 + accepted, left), rejected))
+
+
+@script("rollback", "ragged-batch", "slot-index")
+def rejected_beside_others(run: Script) -> None:
+    """Two sequences in one batch, of which now one, now the other, now both have drafts rejected."""
+    names = "beside-3", "border-16"
+    run.step((names[0], 3), (names[1], 16))
+    while any(map(run.left, names)):
+        number = len(run.steps)
+        run.step(*((name, 1, (number + index) % 3) for index, name in enumerate(names) if run.left(name)))
+
+
+@script("rollback", "chunk-state")
+def undone_chunk(run: Script) -> None:
+    """A chunk of a prompt is partly undone, within a block, and computed anew; so is the last token of another."""
+    run.step(("border-16", 9))
+    run.rollback("border-16", 5)
+    run.step(("border-16", 3))
+    run.step(("border-16", 7))
+    run.rollback("border-16", 14)
+    run.recompute("border-16")  # one token before the first read, so that this sees the state directly
+    run.finish("border-16")
 
 
 def scripts_of(vectors: Sequence[Mapping[str, Any]]) -> list[Json]:
     """All scripts whose vectors are there: see schemas/vectors.schema.json."""
     by_id, scripts = {vector["id"]: vector for vector in vectors}, []
-    for name, (make, text, flags) in SCRIPTS.items():
-        script = Script(by_id)
+    for name, (make, flags) in SCRIPTS.items():
+        run = Script(by_id)
         with contextlib.suppress(KeyError):  # of a vector that does not fit into the context, or was not asked for
-            make(script)
-            scripts.append({"id": name, "flags": list(flags), "comment": text, "steps": script.steps})
+            make(run)
+            scripts.append({"id": name, "flags": list(flags), "comment": make.__doc__, "steps": run.steps})
     return scripts

@@ -72,7 +72,7 @@ def vetted(
     candidates  by name, the claim first
     samplings   the first is requested ("temperature=1"); others are ways in which the provider may sample instead
     chat        use /v1/chat/completions: the provider lays out the prompts
-    save        keeps answers as they come; those that it has are not requested again
+    save        keeps answers, round by round; those that it has are not requested again
     errors      RequestError for what can't be, TargetError for an engine that can't be run, or gives no usable answer
     """
     if not candidates or not 0.0 < alpha < 0.5:

@@ -11,24 +11,21 @@ behind short, unrelated requests; if the smallest trace nevertheless fails too s
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hypothesis import HealthCheck, Phase, given, seed, settings, target
-
-from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
-from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
+from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
+from lfm2np.oracle.engines.target import Played, Target, TargetError
 from lfm2np.oracle.report.report import plural
-from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
-from lfm2np.suite.fuzz.judge import Finding, Judge
+from lfm2np.suite.fuzz.draw_traces import Around, drawn_trace, unfit
+from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.shrink import shrunk
 from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
-BATCH = 50  # examples that steering may vary; each batch begins anew
+BATCH = 50  # traces on one server that is quickly started, and the most that are put before one that fails
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
 HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are put before one that does not fail by itself
 SOME_BEFORE = 7
@@ -46,7 +43,6 @@ class Counts:
     requests: int = 0
     tokens: int = 0
     findings: int = 0
-    once: int = 0  # failures that were seen once, and are none: see Judge.is_certain
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -78,10 +74,6 @@ class Failure:
     same_tokens: bool = False
 
 
-class Enough(BaseException):
-    """Ends the drawing. Hypothesis would take an Exception for a failing example."""
-
-
 @dataclass
 class Campaign:
     """One engine under test.
@@ -93,7 +85,7 @@ class Campaign:
     say         called with a line where shrinking begins, and where it ends
     """
 
-    judge: Judge
+    judge: ByTruth
     player: Target
     around: Around
     restart: Callable[[], None] | None = None
@@ -114,18 +106,17 @@ class Campaign:
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
         until = math.inf if seconds is None else time.monotonic() + seconds
-        left = math.inf if examples is None else examples
-        for batch in itertools.count():
-            before = self.counts.traces
-            if left <= 0 or time.monotonic() >= until:
+        for index in itertools.count() if examples is None else range(examples):
+            if time.monotonic() >= until:
                 return
-            self.is_down |= self.is_quick  # whatever makes a batch fail is then in its history
-            failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
-            left -= self.counts.traces - before
+            if index % BATCH == 0:
+                self.is_down |= self.is_quick  # whatever makes a trace fail is then in its history
+            failed = self.drawn(f"{number} {index}")
             if failed is not None:
                 yield from self.minimized(*failed)
                 if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
+                self.is_down |= self.is_quick
 
     def known(self, traces: Sequence[Trace], times: int) -> Iterator[Failure]:
         """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
@@ -143,15 +134,8 @@ class Campaign:
                     break
 
     def minimized(self, trace: Trace, played: Played, finding: Finding) -> Iterator[Failure]:
-        """One, or none if it was seen once, by a judge who may err, and in none of its replays. An interrupt that came
-        meanwhile is raised when it was yielded."""
-        failure = self.minimize(trace, played, finding)
-        is_answer = finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
-        if is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0:
-            self.counts.findings -= 1
-            self.counts.once += 1
-        else:
-            yield failure
+        """One; an interrupt that came meanwhile is raised when it was yielded."""
+        yield self.minimize(trace, played, finding)
         self.raise_interrupt()
 
     def is_lost(self, finding: Finding) -> bool:
@@ -159,7 +143,7 @@ class Campaign:
 
     def unfit(self, trace: Trace) -> str | None:
         """Why a trace can't be played on this engine; None for each that is drawn."""
-        return unfit(self.around, self.judge.vocab_size, trace)
+        return unfit(self.around, self.judge.model.config.vocab_size, trace)
 
     def relabelled(self, trace: Trace, label: int) -> Trace:
         return self.judge.with_stops(relabelled(trace, self.around.alphabet, label))
@@ -169,38 +153,17 @@ class Campaign:
         if self.is_interrupted:
             raise KeyboardInterrupt
 
-    def search(self, number: int, examples: int, until: float) -> Failed | None:
-        """Draws until a trace fails. Hypothesis varies those for which the server's counters rose most."""
-        failures: list[Failed] = []
-
-        @seed(number)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate, Phase.target],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(traces_around(self.around))
-        def draw(trace: Trace) -> None:
-            if time.monotonic() > until:
-                raise Enough
-            fresh = self.relabelled(trace, next(self.label))
-            if self.is_down:
-                self.history = []
-            played, finding = self.play(fresh)
-            self.counts.traces += 1
-            if finding is not None:
-                failures.append((fresh, played, finding))
-                raise Enough
-            self.history = [*self.history, fresh][-BATCH:]
-            for name, value in played.counters.items():
-                if math.isfinite(value):
-                    target(float(value), label=name)
-
-        with contextlib.suppress(Enough):
-            draw()
-        return failures[0] if failures else None
+    def drawn(self, seed: str) -> Failed | None:
+        """Draws a trace and plays it; None if it does not fail."""
+        trace = self.relabelled(drawn_trace(self.around, seed), next(self.label))
+        if self.is_down:
+            self.history = []
+        played, finding = self.play(trace)
+        self.counts.traces += 1
+        if finding is not None:
+            return trace, played, finding
+        self.history = [*self.history, trace][-BATCH:]
+        return None
 
     def play(self, trace: Trace) -> tuple[Played, Finding | None]:
         """Judged. TargetError if no server starts: a new one if it is to be fresh, or if the old one is gone."""
@@ -268,32 +231,32 @@ class Campaign:
         return self.best
 
     def repeated(self, kind: str, began: float) -> float:
-        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it (while there is
-        time), and with the same tokens; each on a fresh server first, if that is quick, and one request after another
-        first."""
-        trace, places = self.best.trace, (True, False) if self.is_quick else (False,)
-        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
-        for self.is_fresh in places:
-            for count in counts:
-                if count and not self.has_time(began):
-                    break
-                whole = joined([*self.history[len(self.history) - count :], trace])
-                for variant in (in_turn(whole.requests), whole):
-                    if rate := self.first_rate(variant, kind):
-                        return rate
-        self.keeps_tokens = True
-        for self.is_fresh in places:
-            if rate := self.first_rate(trace, kind):
-                return rate
-        self.keeps_tokens = False
+        """The share of replays in which it fails, in the first way in which it does; what failed is kept."""
+        for is_fresh, keeps_tokens, variant in self.ways(self.best.trace, began):
+            self.is_fresh, self.keeps_tokens = is_fresh, keeps_tokens
+            times, last = self.fails(variant, kind, FIRST_REPLAYS)
+            if last is not None:
+                self.keep(last)
+                return times / FIRST_REPLAYS
+        self.is_fresh = self.keeps_tokens = False
         return 0.0
 
-    def first_rate(self, trace: Trace, kind: str) -> float:
-        """A trace that fails is kept."""
-        times, last = self.fails(trace, kind, FIRST_REPLAYS)
-        if last is not None:
-            self.keep(last)
-        return times / FIRST_REPLAYS
+    def ways(self, trace: Trace, began: float) -> Iterator[tuple[bool, bool, Trace]]:
+        """To replay it: on a fresh server or not, with its own tokens or not, and what.
+
+        Alone, behind the traces before it (while there is time), and with the same tokens; each on a fresh server
+        first, if that is quick, and one request after another first.
+        """
+        places = (True, False) if self.is_quick else (False,)
+        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
+        for is_fresh in places:
+            for count in counts:
+                if not count or self.has_time(began):
+                    whole = joined([*self.history[len(self.history) - count :], trace])
+                    yield is_fresh, False, in_turn(whole.requests)
+                    yield is_fresh, False, whole
+        for is_fresh in places:
+            yield is_fresh, True, trace
 
     def keep(self, failed: Failed) -> None:
         trace, played, finding = failed

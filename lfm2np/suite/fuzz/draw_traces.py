@@ -8,12 +8,10 @@ their method, whatever their blocks and chunks are.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.engines.records import Ids, Request, Trace, greedy
@@ -45,7 +43,7 @@ class Around:
     needs_first  each prompt begins with it, as a server that takes texts adds it by itself
     stops     stop strings; empty: none is drawn
     without   what else is not drawn, of SPECIAL; TEXTS: texts are not compared
-    is_assumed  some of the sizes
+    assumed   sizes that neither the user nor the engine gave, by the names of engines.protocol.TOLD
     """
 
     block: int
@@ -59,93 +57,92 @@ class Around:
     samples: bool = False
     sampling: bool = False
     without: tuple[str, ...] = ()
-    is_assumed: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 def content(around: Around, seed: int, length: int) -> Ids:
     """Random tokens; of two lengths with the same seed the longer begins with the shorter."""
-    choice = random.Random(seed)
-    return tuple(choice.choice(around.alphabet) for _ in range(length))
+    chance = Random(seed)
+    return tuple(chance.choice(around.alphabet) for _ in range(length))
 
 
-def lengths(around: Around) -> st.SearchStrategy[int]:
-    """Of prompts: tiny, around multiples of a block or of a chunk, up to half of the context; and those from which the
+def drawn_length(around: Around, chance: Random) -> int:
+    """Of a prompt: tiny, around multiples of a block or of a chunk, up to half of the context; or one from which the
     answer crosses one of FAR, if the context is that long."""
-    most = max(1, min(around.longest // 2, MOST_TOKENS_OF_A_TRACE // 2))
-    blocks = st.builds(lambda count, off: count * around.block + off, st.integers(1, 4), st.sampled_from([0, -1, 1]))
-    chunks = st.builds(lambda count, off: count * around.chunk + off, st.integers(1, 2), st.sampled_from([1, 0, -1]))
-    anything = (st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)
-    near = [drawn.map(lambda length: max(1, min(length, most))) for drawn in anything]
-    offs = st.sampled_from([1, 0, -1, -4, around.block, 3 * around.block])
-    far = [
-        st.builds(lambda off, border: min(border + off, around.longest - 2), offs, st.just(border))
-        for border in FAR
-        if border + 2 < around.longest  # room for an answer behind it
+    block, chunk = around.block, around.chunk
+    near: list[Callable[[], int]] = [
+        lambda: chance.choice(TINY),
+        lambda: chance.randint(1, 4) * block + chance.choice((0, -1, 1)),
+        lambda: chance.randint(1, 4) * block + chance.choice((0, -1, 1)),
+        lambda: chance.randint(1, 3 * block),
+        lambda: chance.randint(1, 2) * chunk + chance.choice((0, -1, 1)),
     ]
-    return st.one_of(*near, *far)
+    far = [border for border in FAR if border + 2 < around.longest]  # room for an answer behind it
+    kind = chance.randrange(len(near) + len(far))
+    if kind >= len(near):
+        off = chance.choice((1, 0, -1, -4, block, 3 * block))
+        return min(far[kind - len(near)] + off, around.longest - 2)
+    return max(1, min(near[kind](), around.longest // 2, MOST_TOKENS_OF_A_TRACE // 2))
 
 
-@st.composite
-def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
+def drawn_prompt(around: Around, earlier: Sequence[Ids], chance: Random) -> Ids:
     """A new prompt; a stem that others share, and some tokens; or an earlier prompt: again, longer, or with a different
     last token."""
-    kind = draw(st.sampled_from(["stem", "own", "stem", "again", "longer", "last"]))
-    tail = content(around, draw(st.integers(0, 9)), draw(st.sampled_from([0, 1, 1, 2, 5])))
+    kind = chance.choice(("stem", "new", "stem", "again", "longer", "last"))
+    tail = content(around, chance.randrange(10), chance.choice((0, 1, 1, 2, 5)))
     if kind in ("again", "longer", "last") and earlier:
-        old = earlier[draw(st.integers(0, len(earlier) - 1))]
+        old = chance.choice(earlier)
         if kind == "again":
             return old
-        return (*old, *tail) if kind == "longer" else (*old[:-1], *content(around, draw(st.integers(0, 9)), 1))
-    seed = draw(st.integers(0, STEMS - 1)) if kind == "stem" else draw(st.integers(100, 10_000))
+        return (*old, *tail) if kind == "longer" else (*old[:-1], *content(around, chance.randrange(10), 1))
+    seed = chance.randrange(STEMS) if kind == "stem" else chance.randint(100, 10_000)
     first = around.first if around.needs_first or seed % 2 else ()
-    return (*first, *content(around, seed, draw(lengths(around))), *(tail if kind == "stem" else ()))
+    return (*first, *content(around, seed, drawn_length(around, chance)), *(tail if kind == "stem" else ()))
 
 
-@st.composite
-def moments(draw: st.DrawFn, sent: Sequence[Request]) -> dict[str, Any]:
+def drawn_moment(sent: Sequence[Request], chance: Random) -> dict[str, Any]:
     """When a request is sent: with those before it, while one of them decodes, or when one has ended."""
-    kind = draw(st.sampled_from(["at once", "at once", "ended", "ended", "tokens"])) if sent else "at once"
+    kind = chance.choice(("at once", "at once", "ended", "ended", "tokens")) if sent else "at once"
     if kind == "at once":
         return {}
-    after = draw(st.integers(0, len(sent) - 1))
-    pause = draw(st.sampled_from([0, 0, 0, 5, 50]))
-    if kind == "ended":
-        return {"after": after, "pause": pause}
-    return {"after": after, "after_tokens": draw(st.integers(1, max(1, sent[after].max_tokens))), "pause": pause}
+    after, pause = chance.randrange(len(sent)), chance.choice((0, 0, 0, 5, 50))
+    tokens = chance.randint(1, sent[after].max_tokens) if kind == "tokens" else None
+    return {"after": after, "after_tokens": tokens, "pause": pause}
 
 
-@st.composite
-def requests(draw: st.DrawFn, around: Around, sent: Sequence[Request]) -> Request:
-    prompt = draw(prompts(around, [earlier.prompt_token_ids for earlier in sent]))[: around.longest - 1]
+def drawn_request(around: Around, sent: Sequence[Request], chance: Random) -> Request:
+    prompt = drawn_prompt(around, [earlier.prompt_token_ids for earlier in sent], chance)[: around.longest - 1]
     room = around.longest - len(prompt)
-    new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
+    new = chance.choice((1, 2, 4, 8, around.block + 1, 2 * around.block))
     max_tokens = max(1, min(new, room, MOST_NEW))
-    fields: dict[str, Any] = draw(moments(sent))
-    special = draw(st.sampled_from([kind for kind in SPECIAL if kind not in around.without]))
+    fields = drawn_moment(sent, chance)
+    special = chance.choice([kind for kind in SPECIAL if kind not in around.without])
     if special == "aborted":
-        fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
+        fields |= {"abort_after": chance.randint(0, max_tokens // 2)}
     elif special in ("sampled", "samples") and around.sampling:
-        fields |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
-        fields |= {"n": draw(st.integers(2, 3))} if special == "samples" and around.samples else {}
+        fields |= {"temperature": 1.0, "seed": chance.randrange(4)}
+        fields |= {"n": chance.randint(2, 3)} if special == "samples" and around.samples else {}
     elif special == "stop" and around.stops:
-        fields |= {"stop": draw(st.sampled_from(around.stops))}
-        place = draw(st.sampled_from([None, 0, 1, 2, 3]))
+        fields |= {"stop": chance.choice(around.stops)}
+        place = chance.choice((None, 0, 1, 2, 3))
         fields |= {} if place is None else {"tags": {STOP_IN: place}}
     elif special in ("cold", "streamed"):
         fields |= {special: True}
     return greedy("", prompt, max_tokens, **fields)
 
 
-@st.composite
-def traces(draw: st.DrawFn, around: Around) -> Trace:
-    """Up to three more requests than there are slots, of at most MOST_TOKENS_OF_A_TRACE together; or, now and then,
-    many short sampled ones."""
-    if around.sampling and "sampled" not in around.without and draw(st.integers(1, SELDOM)) == SELDOM:
-        return draws(around, draw(st.integers(100, 10_000)))
+def drawn_trace(around: Around, seed: str) -> Trace:
+    """Up to three more requests than there are slots, of at most MOST_TOKENS_OF_A_TRACE together; now and then many
+    short sampled ones, or, where sizes are assumed, a crowd, which fills a pool whatever its sizes."""
+    chance = Random(seed)
+    if around.assumed and chance.randrange(CROWDED) == 0:
+        return crowd(around, chance)
+    if around.sampling and "sampled" not in around.without and chance.randrange(SELDOM) == 0:
+        return draws(around, chance.randint(100, 10_000))
     sent: list[Request] = []
     budget = MOST_TOKENS_OF_A_TRACE
-    for _ in range(draw(st.integers(1, min(12, around.slots + 3)))):
-        request = draw(requests(around, sent))
+    for _ in range(chance.randint(1, min(12, around.slots + 3))):
+        request = drawn_request(around, sent, chance)
         budget -= request.num_tokens
         if budget < 0 and sent:
             break
@@ -153,24 +150,16 @@ def traces(draw: st.DrawFn, around: Around) -> Trace:
     return Trace(tuple(sent))
 
 
-@st.composite
-def crowds(draw: st.DrawFn, around: Around) -> Trace:
+def crowd(around: Around, chance: Random) -> Trace:
     """Requests of one length, all at once, that fill the budget: a small pool runs out of blocks while they decode, and
     what is preempted is short, so that a wrong beginning still shows in its answer."""
-    count = draw(st.integers(2, min(12, around.slots + 3)))
+    count = chance.randint(2, min(12, around.slots + 3))
     whole = min(around.longest, MOST_TOKENS_OF_A_TRACE // count)
     new = max(1, min(MOST_NEW, whole // 2))
-    length = max(1, whole - new - len(around.first) - draw(st.integers(0, around.block)))
-    seed = draw(st.integers(100, 10_000))
+    length = max(1, whole - new - len(around.first) - chance.randint(0, around.block))
+    seed = chance.randint(100, 10_000)
     prompts = [(*around.first, *content(around, seed + index, length)) for index in range(count)]
     return Trace(tuple(greedy("", prompt[: around.longest - new], new) for prompt in prompts))
-
-
-def traces_around(around: Around) -> st.SearchStrategy[Trace]:
-    """Where sizes are assumed, now and then a crowd: that fills a pool whatever its sizes."""
-    if not around.is_assumed:
-        return traces(around)
-    return st.sampled_from([traces] * (CROWDED - 1) + [crowds]).flatmap(lambda draw: draw(around))
 
 
 def draws(around: Around, seed: int) -> Trace:
@@ -211,7 +200,7 @@ LARGEST, TRIED, CONTROL = 64, 4000, 8  # without a tokenizer, ids below CONTROL 
 def alphabet_of(tokenizer: Tokenizer | None, vocab_size: int, seed: int = 0) -> tuple[int, ...]:
     """At most LARGEST token ids, the same for the same seed."""
     ids = list(range(min(CONTROL, vocab_size - 1), vocab_size))
-    random.Random(seed).shuffle(ids)
+    Random(seed).shuffle(ids)
     if tokenizer is None:
         return tuple(ids[:LARGEST])
     chosen: list[int] = []

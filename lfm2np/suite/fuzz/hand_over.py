@@ -23,7 +23,7 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table, number
 from lfm2np.suite.fuzz.campaign import Failure, size_of
-from lfm2np.suite.fuzz.judge import MEANS, Judge, Right
+from lfm2np.suite.fuzz.judge import MEANS, Expected, Right
 from lfm2np.suite.fuzz.watched import WatchedServer
 from lfm2np.system import write_whole
 from scheduler.checksum import FIELD, damage, sealed
@@ -45,7 +45,7 @@ class Context:
     command: str
 
 
-def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: Context) -> Path:
+def hand_over(out: Path, failure: Failure, judge: Expected, player: Any, context: Context) -> Path:
     """Writes the folder, as a whole or not at all, and returns it."""
     record = json.loads(json.dumps(as_record(failure, context)))  # with names that are strings
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
@@ -98,12 +98,10 @@ def history(failure: Failure) -> dict[str, str]:
     rate = "not played again: the engine is gone, and there is no --start"
     if replays:
         rate = f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
-    shrunk = f"shrunk to {size_of(failure.trace)} in {failure.shrinking:.0f} s"
-    return {
-        "replays": rate,
-        "found": f"after {failure.traces} traces and {failure.seconds:.0f} s",
-        "size": f"drawn with {size_of(failure.drawn)}; {shrunk}",
-    }
+    size = size_of(failure.trace)
+    if failure.drawn != failure.trace:
+        size = f"drawn with {size_of(failure.drawn)}; shrunk to {size} in {failure.shrinking:.0f} s"
+    return {"replays": rate, "found": f"after {failure.traces} traces and {failure.seconds:.0f} s", "size": size}
 
 
 def server_words(failure: Failure) -> str:
@@ -193,7 +191,7 @@ def read_trace(path: Path) -> Trace:
         raise RequestError(f"{path}: {problem}") from None
 
 
-def script(failure: Failure, judge: Judge, player: WatchedServer, title: str) -> str:
+def script(failure: Failure, judge: Expected, player: WatchedServer, title: str) -> str:
     """The text of reproduce.py."""
     trace, dialect = failure.trace, player.spoken().dialect
     ends = () if dialect.ignores_eos else judge.ends

@@ -1,6 +1,6 @@
 """Who says what is wrong with the answers to a trace, and what should have come.
 
-The oracle here, under the rounding error of the declared format; the engine's own other answers in itself/by_itself.py.
+That is the oracle, under the rounding error of the declared format.
 Stop strings are judged only where each token has a text: some servers leave special tokens out.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
@@ -84,39 +85,26 @@ def right_token(token_id: int, allowed: Allowed, is_drawn: bool) -> Right:
     )
 
 
-class Judge:
-    """What a campaign and its report need to know of right and wrong.
+class Expected(Protocol):
+    """What a trace that is handed over is compared with."""
 
-    vocab_size  token ids of prompts are below it
-    expected    what an answer is compared with, as a sentence
-    is_certain  whether a trace that failed once is a finding though it never fails again
-    ends        end-of-sequence tokens, behind which a server may stop
-    """
+    @property
+    def expected(self) -> str:
+        """A sentence that says what it is."""
 
-    vocab_size: int
-    expected: str
-    is_certain = True
-    ends: Collection[int] = ()
-
-    def with_stops(self, trace: Trace) -> Trace:
-        """The trace with stop strings that its requests will meet; as it is where no text is known."""
-        return trace
-
-    def finding(self, trace: Trace, played: Played) -> Finding | None:
-        """The worst that is wrong; None for answers that may be right."""
-        raise NotImplementedError
+    @property
+    def ends(self) -> Collection[int]:
+        """End-of-sequence tokens, behind which a server may stop."""
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:
         """What should have come; empty where that is unknown."""
-        raise NotImplementedError
 
     def alone(self, request: Request) -> Request | None:
         """The request whose answer is what should have come; None where that is not the engine's own."""
-        return None
 
 
 @dataclass
-class ByTruth(Judge):
+class ByTruth:
     """Exact arithmetic, under the rounding error of the declared format.
 
     texts  also judge texts and finish reasons
@@ -132,11 +120,11 @@ class ByTruth(Judge):
     )
 
     def __post_init__(self) -> None:
-        self.vocab_size, self.ends = self.model.config.vocab_size, self.model.config.eos_token_ids
+        self.ends: Collection[int] = self.model.config.eos_token_ids
         self.tokenizer = self.model.tokenizer_or_none
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
-        """A server that is gone explains everything else, so it comes first."""
+        """The worst that is wrong; a server that is gone explains everything else, so it comes first."""
         trouble = trouble_finding(trace, played)
         if trouble is not None and (trouble.kind == DEAD or trouble.request is not None):
             return trouble
@@ -196,6 +184,9 @@ class ByTruth(Judge):
         allowed = allowed_by(truth, known.noises[self.format_name, truth.spoken], bits)
         start = len(request.prompt_token_ids) - 1
         return [right_token(token, allowed[row], request.is_sampled) for row, token in enumerate(tokens, start)]
+
+    def alone(self, request: Request) -> None:
+        """What is right does not depend on what the engine says alone."""
 
     def fitted_tokens(self, request: Request, seen: Answer | None) -> tuple[int, ...]:
         """Empty for an answer that can't be scored."""

@@ -1,13 +1,13 @@
-"""A server under fuzzing: after each trace, whether it is still there, keeps nothing, and what its counters show.
+"""A server under fuzzing: after each trace, whether it is still there, and keeps nothing.
 
-It may report active requests, memory in use, hits, preemptions: any of it may be missing.
+It may report active requests and memory in use: any of it may be missing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut, metrics_of
+from lfm2np.oracle.engines.http_client import BadReply, HttpError, TimedOut, metrics_of
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
 from lfm2np.oracle.engines.records_json import parse_line
-from lfm2np.oracle.engines.target import LEAK, Answers, Arrived, Played, TargetError, Trouble, ignored
+from lfm2np.oracle.engines.target import LEAK, Answers, Played, TargetError, Trouble
 
 HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
@@ -27,62 +27,11 @@ SLOTS = "busy slots"
 PAUSE = 0.05  # seconds between two requests
 
 
-class Watcher:
-    """Watches one server. What it does not report at the beginning is not requested again."""
-
-    def __init__(self, client: HttpClient) -> None:
-        self._client = client
-        self._has_metrics, self._has_slots = True, True
-        first = self.metrics()
-        self._has_metrics = bool(first)
-        self._has_slots = self.busy_slots() is not None
-
-    def metrics(self) -> dict[str, float]:
-        if self._has_metrics:
-            with contextlib.suppress(HttpError, TargetError):
-                return metrics_of(self._client.get_text("/metrics"))
-        return {}
-
-    def busy_slots(self) -> int | None:
-        """Of llama.cpp's /slots."""
-        if self._has_slots:
-            with contextlib.suppress(HttpError, TargetError, RequestError):
-                slots = parse_line(self._client.get_text("/slots"), "/slots")
-                if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
-                    return sum(bool(slot.get("is_processing")) for slot in slots)
-        return None
-
-    def held(self) -> dict[str, float]:
-        """Active requests and memory in use, as far as the server reports them."""
-        metrics = self.metrics()
-        names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
-        held = {name: metrics[name] for name in names if name in metrics}
-        busy = self.busy_slots()
-        return held if busy is None else {**held, SLOTS: float(busy)}
-
-    def leak(self, before: Mapping[str, float], patience: float) -> str | None:
-        """What is not freed within so many seconds, beyond what was held before.
-
-        So no trace is blamed for what an earlier one left behind, and cached memory that a server counts as used is no
-        leak.
-        """
-        until = time.monotonic() + patience
-        while (more := more_than(before, self.held())) is not None and time.monotonic() < until:
-            time.sleep(PAUSE)
-        return more
-
-
 def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
     for name, value in now.items():
         if value > before.get(name, 0.0):
             return f"{name} {value:g}, expected {before.get(name, 0.0):g} as before"
     return None
-
-
-def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """By how much the counters rose."""
-    names = [name for dialect in dialects.DIALECTS for name in dialect.metrics.counters]
-    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}
 
 
 class WatchedServer(HttpTarget):
@@ -101,20 +50,47 @@ class WatchedServer(HttpTarget):
         self.timeout = timeout
 
     @cached_property
-    def watcher(self) -> Watcher:
-        """Made before the first trace, when the server is idle."""
-        return Watcher(self.client)
+    def sources(self) -> list[Callable[[], Mapping[str, float]]]:
+        """What it reports when it is idle, before the first trace: what it does not is not requested again."""
+        return [source for source in (self._metrics, self._busy_slots) if source()]
+
+    def _metrics(self) -> dict[str, float]:
+        """Active requests and memory in use."""
+        with contextlib.suppress(HttpError, TargetError):
+            metrics = metrics_of(self.client.get_text("/metrics"))
+            names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
+            return {name: metrics[name] for name in names if name in metrics}
+        return {}
+
+    def _busy_slots(self) -> dict[str, float]:
+        """Of llama.cpp's /slots."""
+        with contextlib.suppress(HttpError, TargetError, RequestError):
+            slots = parse_line(self.client.get_text("/slots"), "/slots")
+            if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
+                return {SLOTS: float(sum(bool(slot.get("is_processing")) for slot in slots))}
+        return {}
+
+    def held(self) -> dict[str, float]:
+        return {name: value for source in self.sources for name, value in source().items()}
+
+    def leak(self, before: Mapping[str, float], patience: float) -> str | None:
+        """What is not freed within so many seconds, beyond what was held before.
+
+        So no trace is blamed for what an earlier one left behind, and cached memory that a server counts as used is no
+        leak.
+        """
+        until = time.monotonic() + patience
+        while (more := more_than(before, self.held())) is not None and time.monotonic() < until:
+            time.sleep(PAUSE)
+        return more
 
     def body(self, request: Request) -> dict[str, Any]:
         """What is sent for the request."""
         return super().body(self.with_text(request))
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-        before, held = self.watcher.metrics(), self.watcher.held()
-        answers, trouble = self._server_trouble(super().play(trace, arrived).answers, held)
-        after = self.watcher.metrics() if trouble is None else {}
-        cached = sum(float(some[0].cached_tokens) for some in answers if some[0].cached_tokens)
-        return Played(answers, trouble, {**counted(before, after), "cached prompt tokens": cached})
+    def play(self, trace: Trace) -> Played:
+        held = self.held()
+        return Played(*self._server_trouble(super().play(trace).answers, held))
 
     def _server_trouble(
         self, answers: tuple[Answers, ...], held: Mapping[str, float]
@@ -127,7 +103,7 @@ class WatchedServer(HttpTarget):
             return answers, Trouble(DEAD, f"{self.client.place}: no connection any more{why}")
         if bad:
             return tuple(map(still_there, answers)), None
-        more = self.watcher.leak(held, min(PATIENCE, self.timeout))
+        more = self.leak(held, min(PATIENCE, self.timeout))
         return answers, None if more is None else Trouble(LEAK, f"all requests have ended, but {more}")
 
     def _is_there(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
 from lfm2np.suite.itself.relations import (
+    ALONE,
     LIKELIEST,
     NEEDS,
     OTHER,
@@ -43,14 +44,6 @@ class Broken(NamedTuple):
     trace: Trace | None = None
 
 
-class Seen(NamedTuple):
-    """A position, and the request of a trace that asked for it."""
-
-    compared: Compared
-    trace: Trace
-    request: int
-
-
 @dataclass(frozen=True)
 class Held:
     """What came of one relation, in its first round.
@@ -70,43 +63,36 @@ class Held:
 
 @dataclass
 class Round:
-    """One relation, asked once: positions of each pair of answers, and the first fault that no rounding explains."""
+    """One relation, asked once: each comparison with its trace and its request in words, and the first fault that no
+    rounding explains."""
 
-    pairs: list[list[Seen]] = field(default_factory=list)
+    pairs: list[tuple[Comparison, Trace, str]] = field(default_factory=list)
     fault: Broken | None = None
     unmet: str = ""  # a request beside the questions that was refused, so that its trace says nothing
 
     @property
-    def positions(self) -> list[Seen]:
-        return [seen for pair in self.pairs for seen in pair]
-
-    @property
-    def score(self) -> Score:
-        return score_of([[seen.compared for seen in pair] for pair in self.pairs])
-
-    def take(self, pair: Comparison, trace: Trace, request: int) -> None:
-        if pair.fault is not None and self.fault is None:
-            self.fault = Broken(f"{where(trace, request)}: {pair.fault}", trace)
-        self.pairs.append([Seen(each, trace, request) for each in pair.positions])
+    def positions(self) -> list[Compared]:
+        return [each for pair, _, _ in self.pairs for each in pair.positions]
 
     def wrong(self, spread: Spread, is_bitwise: bool) -> Broken | None:
-        worst = beyond(spread, [seen.compared for seen in self.positions], is_bitwise)
+        worst = beyond(spread, self.positions, is_bitwise)
         if self.fault is not None or worst is None:
             return self.fault
         what, index = worst
-        _, trace, request = self.positions[index]
-        return Broken(f"{where(trace, request)}: {what}", trace)
+        places = [(trace, words) for pair, trace, words in self.pairs for _ in pair.positions]
+        return Broken(f"{places[index][1]}: {what}", places[index][0])
 
     def noise(self) -> Iterator[list[float]]:
         """Of equal tokens: another token is what the spread is to judge, and may be off by any amount."""
-        for pair in self.pairs:
-            yield [value for seen in pair if not seen.compared.is_flip for value in seen.compared.noise]
+        for pair, _, _ in self.pairs:
+            yield [value for each in pair.positions if not each.is_flip for value in each.noise]
 
     def first_flip(self) -> str:
         """Where tokens differ of which no log-probability says by how much."""
-        for seen, trace, request in self.positions:
-            if seen.is_flip and (seen.is_open or seen.difference is None):
-                return f"{where(trace, request)}: {words_of(seen)}, by unknown nats"
+        for pair, _, words in self.pairs:
+            for each in pair.positions:
+                if each.is_flip and (each.is_open or each.difference is None):
+                    return f"{words}: {words_of(each)}, by unknown nats"
         return "nothing was reported that could be compared"
 
 
@@ -119,6 +105,7 @@ class Asking:
     is_bitwise  equal bits are demanded
     until       time.monotonic() after which no further relation is begun
     unanswered  what came instead of an answer to a question alone; such a question is not asked again
+    refuted     the first answer to a question alone that no right engine gives
     """
 
     players: Mapping[str, Target]
@@ -137,6 +124,7 @@ class Asking:
     traces: int = 0
     seconds: float = 0.0
     unanswered: list[str] = field(default_factory=list)
+    refuted: Broken | None = None
     gone: Broken | None = None  # the trace at which the engine died
     known: dict[int, list[Pair]] = field(default_factory=dict)  # the questions with their answers alone, by round
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
@@ -152,10 +140,18 @@ class Asking:
         return [each for each in self.held if each.outcome is Outcome.BROKEN]
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Asking:
-        """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone."""
+        """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone. An engine that gives
+        impossible answers to the questions alone is asked nothing else: there is nothing to compare with."""
         began = time.monotonic()
-        self.begin()
-        chosen = [*chosen, *([] if self.other is None else [OTHER])]
+        try:
+            self.begin()
+        except InconclusiveError:
+            if self.refuted is None:
+                raise
+            self.spread = spread_of((), (), self.format_name)
+        if self.refuted is not None:
+            self.held.append(Held(ALONE, Outcome.BROKEN, rounds=(1, 1), broken=self.refuted))
+        chosen = [*chosen, *([] if self.other is None else [OTHER])] if self.known else []
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
             self.held.append(self.ask(relation))
@@ -163,7 +159,7 @@ class Asking:
         self.seconds = time.monotonic() - began
         return self
 
-    def begin(self) -> Spread:
+    def begin(self) -> None:
         """The spread, from the relations that measure it; the other engine's too."""
         if self.other is not None:
             self.other.begin()
@@ -172,41 +168,48 @@ class Asking:
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
         for relation in (each for each in RELATIONS if each.measures):
             try:
-                self.rounds[relation.name] = self.round(relation, self.known[0], 0)
+                self.rounds[relation.name] = self.round(relation, 0)
             except TargetError:
                 self.rounds[relation.name] = Round(fault=self.gone)
                 break
             noise[relation.measures] += self.rounds[relation.name].noise()
         self.spread = spread_of(noise["batch"], noise["other"], self.format_name)
-        return self.spread
 
     def ask(self, relation: Relation) -> Held:
-        """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`. An engine that dies breaks
-        the relation."""
+        """An engine that dies breaks the relation."""
         why = self.lacks(relation)
         if not why and relation.name not in self.rounds:
             why = "the engine is gone" if self.gone else OUT_OF_TIME if time.monotonic() > self.until else ""
         if why:
             return Held(relation, Outcome.NOT_ASKED, why=why)
-        died_before = self.gone
-
-        def round_of(number: int) -> Round:
-            if number == 0 and relation.name in self.rounds:
-                return self.rounds[relation.name]
-            questions = 0 if relation.keeps else number
-            if questions not in self.known:
-                self.known[questions] = self.alone(questions)
-            return self.round(relation, self.known[questions], number)
-
         try:
-            if died_before is not None and round_of(0).fault is died_before:
-                raise TargetError(died_before.what)
-            spread = self.widest if relation is OTHER else self.spread
-            return judged(relation, round_of, spread, self.is_bitwise, 1 if died_before else ROUNDS)
+            return self.judged(relation)
         except TargetError:
             return Held(relation, Outcome.BROKEN, rounds=(1, 1), broken=self.gone)
         except InconclusiveError as error:  # it answered before
             return Held(relation, Outcome.BROKEN, rounds=(1, 1), broken=Broken(str(error)))
+
+    def judged(self, relation: Relation) -> Held:
+        """By the first round; if something looks broken there, by others, mostly of other tokens."""
+        spread = self.widest if relation is OTHER else self.spread
+        first = self.round(relation, 0)
+        if first.fault is not None and first.fault is self.gone:
+            raise TargetError(first.fault.what)
+        score = score_of([pair.positions for pair, _, _ in first.pairs])
+        wrong = first.wrong(spread, self.is_bitwise)
+        if wrong is None:
+            shown = outcome(first.positions, spread, relation.samples == 1)
+            why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
+            why = why or (first.first_flip() if shown is Outcome.UNKNOWN else "")
+            return Held(relation, shown, score, (0, 1), why=why)
+        count = asked = 1
+        while count < NEEDED and asked < (1 if self.gone else ROUNDS):
+            try:
+                count += self.round(relation, asked).wrong(spread, self.is_bitwise) is not None
+            except InconclusiveError as error:  # it answered before
+                wrong, count = wrong._replace(what=f"{wrong.what}; since then {error}"), NEEDED
+            asked += 1
+        return Held(relation, Outcome.BROKEN if count >= NEEDED else Outcome.ONCE, score, (count, asked), wrong)
 
     def lacks(self, relation: Relation) -> str:
         """What of the relation's needs the engine does not take."""
@@ -230,16 +233,28 @@ class Asking:
             unanswered += [] if usable else [(question, valid[0])]
         longest = max((question.num_tokens for question, _ in answered), default=0)
         for question, answer in unanswered:
+            if answer.is_refuted:
+                what = f"prompt of {plural(len(question.prompt_token_ids), 'token')}: {answer.error}"
+                self.refuted = self.refuted or Broken(what, Trace((question,)))
+                continue
             hint = SEE if question.num_tokens > longest else ""
             why = answer.error or "no token ids were reported"
             self.unanswered.append(f"a prompt of {plural(len(question.prompt_token_ids), 'token')} alone{hint}: {why}")
         if not answered:
-            raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
+            why = self.unanswered[-1] if self.unanswered else "no right engine gives these answers"
+            raise InconclusiveError(f"no question was answered: {why}")
         return answered
 
-    def round(self, relation: Relation, alone: Sequence[Pair], number: int) -> Round:
+    def round(self, relation: Relation, number: int) -> Round:
+        if number == 0 and relation.name in self.rounds:
+            return self.rounds[relation.name]
         if relation.samples:
             alone = self.alone(number, relation.samples)
+        else:
+            questions = 0 if relation.keeps else number
+            if questions not in self.known:
+                self.known[questions] = self.alone(questions)
+            alone = self.known[questions]
         round_ = Round()
         for trace in relation.build(alone, self.sizes):
             played = self.play(trace, relation.player)
@@ -248,8 +263,10 @@ class Asking:
                 continue
             for index, (request, answers) in enumerate(zip(trace.requests, played.answers, strict=True)):
                 if QUESTION in request.tags:
-                    first = alone[request.tags[QUESTION]]
-                    round_.take(compared_with(first, request, answers, bool(relation.samples)), trace, index)
+                    pair = compared_with(alone[request.tags[QUESTION]], request, answers, bool(relation.samples))
+                    if pair.fault is not None and round_.fault is None:
+                        round_.fault = Broken(f"{where(trace, index)}: {pair.fault}", trace)
+                    round_.pairs.append((pair, trace, where(trace, index)))
             if played.trouble is not None and round_.fault is None:
                 round_.fault = Broken(played.trouble.what, trace)
         return round_
@@ -304,24 +321,3 @@ def where(trace: Trace, request: int) -> str:
     of = f", which holds {start} tokens of an answer" if start else ""
     count, total = len(trace.requests[request].prompt_token_ids), len(trace.requests)
     return f"prompt of {count} tokens{of}, request {request} of {total}"
-
-
-def judged(
-    relation: Relation, round_of: Callable[[int], Round], spread: Spread, is_bitwise: bool, most: int = ROUNDS
-) -> Held:
-    """By the first round; if something looks broken there, by others, at most `most` together."""
-    first = round_of(0)
-    wrong = first.wrong(spread, is_bitwise)
-    if wrong is None:
-        shown = outcome([seen.compared for seen in first.positions], spread, relation.samples == 1)
-        why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
-        why = why or (first.first_flip() if shown is Outcome.UNKNOWN else "")
-        return Held(relation, shown, first.score, (0, 1), why=why)
-    count = asked = 1
-    while count < NEEDED and asked < most:
-        try:
-            count += round_of(asked).wrong(spread, is_bitwise) is not None
-        except InconclusiveError as error:  # it answered before
-            wrong, count = wrong._replace(what=f"{wrong.what}; since then {error}"), NEEDED
-        asked += 1
-    return Held(relation, Outcome.BROKEN if count >= NEEDED else Outcome.ONCE, first.score, (count, asked), wrong)

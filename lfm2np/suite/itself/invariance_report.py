@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from lfm2np.oracle.engines.records_json import trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
-from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit
+from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit, limits_of
 
 HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "KL", "other tokens")
 HOLDS = (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS)
@@ -50,7 +51,7 @@ def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: S
         facts={**facts_of(asking), "relations": f"{holding} of {len(held)} hold"},
         next_steps=[
             *hint(asking),
-            *(out or (["--out DIR shrinks what is broken, and writes scripts"] if code == WRONG else [])),
+            *(out or (["--out DIR writes scripts that show what is broken"] if code == WRONG else [])),
         ],
         not_tested=[
             *([f"{plural(late, 'relation')}, as time was over"] if late else []),
@@ -109,18 +110,31 @@ def facts_of(asking: Asking) -> dict[str, str]:
 
 def spread_words(spread: Spread) -> str:
     if not spread.is_measured:
-        return f"not measured: hardly any batch moves a bit; a position may be off by {spread.limit:.2g} nat"
-    return f"{spread.nats:.2g} nat, of one logit between two runs; a position may be off by {spread.limit:.2g}"
+        return f"not measured: hardly any batch moves a bit; a position may be off by {spread.limit:.2g} nat of a logit"
+    return f"{spread.nats:.2g} nat of a logit between two runs; a position may be off by {spread.limit:.2g}"
 
 
 def hint(asking: Asking) -> list[str]:
-    """Another format that would explain what is broken."""
-    scores = [each.score for each in asking.broken]
-    if not scores or asking.is_bitwise or any(score.noise is None or score.flips for score in scores):
+    """Another format, if what was measured is of its size and not of the declared one's.
+
+    Rounding moves logits alike whatever changes the order of sums, a bug only where it is met. So another format may
+    explain what is broken only if batches, and decode instead of prefill, each move most answers by more than the
+    declared one does; it need not, as no truth shows whose roundings these are. What holds under a format may hide in
+    it if one of the two moves answers by less.
+    """
+    moved, declared = [nats for nats in asking.spread.moved if nats is not None], limits_of(asking.format_name)[0]
+    if asking.is_bitwise or len(moved) < 2:
         return []
-    largest = max(least_limit(asking.format_name), *(score.noise or 0.0 for score in scores))
-    named = [name for name in ("float16", "bfloat16") if largest < least_limit(name)]
-    return [f"{named[0]} would explain all of it: is --format {asking.format_name} right?"] if named else []
+    nats = max(moved) if asking.broken else min(moved)
+    formats = [name for name in ("float32", "float16", "bfloat16") if nats <= limits_of(name)[0]]
+    by = f"batches move a logit by {moved[0]:.2g} nat, decode by {moved[1]:.2g}"
+    if not asking.broken and formats and limits_of(formats[0])[0] < declared:
+        return [f"{by}: --format {formats[0]} judges by that, {asking.format_name} by more"]
+    scores = [each.score for each in asking.broken]
+    largest = max((math.inf if score.flips else score.noise or math.inf for score in scores), default=math.inf)
+    if min(moved) <= declared or not formats or largest >= least_limit(formats[0]):
+        return []
+    return [f"{by}: if the engine computes in {formats[0]}, --format {formats[0]}; else a state or operator is off"]
 
 
 def cells(held: Held) -> list[str]:
@@ -128,7 +142,7 @@ def cells(held: Held) -> list[str]:
     if held.outcome is Outcome.NOT_ASKED:
         return [*first, *[""] * 5]
     share = f"{100 * score.equal / score.positions:.1f} %" if score.positions else ""
-    numbers = ["" if value is None else f"{value:.2g}" for value in (score.largest, score.kl)]
+    numbers = ["" if value is None else f"{value:.2g}" for value in (score.noise, score.kl)]
     return [*first, str(score.positions), share, *numbers, str(score.flips)]
 
 

@@ -309,5 +309,6 @@ RELATIONS = (
     Relation("sizes", "another instance, of other chunks and slots", batch, player="sizes"),
     Relation("later", "the same request at the end of everything", repeat, keeps=True),
 )
+ALONE = Relation("alone", "a request alone gets an answer that a right engine may give", repeat)  # always seen
 OTHER = Relation("other", "another engine, each request alone", repeat, player="other")
 NAMES = tuple(relation.name for relation in RELATIONS)

@@ -49,11 +49,13 @@ class Spread:
     nats         what relations are judged by
     is_measured  else no batch changed enough: `nats` is then such that the format's bound decides
     times        the spread: what one position may be off
+    moved        what was measured, before any bound: by the batch, and by another order of sums for another reason
     """
 
     nats: float
     is_measured: bool
     times: float = LIMIT
+    moved: tuple[float | None, float | None] = (None, None)
 
     @property
     def limit(self) -> float:
@@ -127,7 +129,7 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     if measured is not None and len(others) >= LEAST_GROUPS:
         bounds.append(RATIO * max(least, other or 0.0))
     nats = measured if measured is not None else other
-    return Spread(min(max(nats or 0.0, least), *bounds), True, limit)
+    return Spread(min(max(nats or 0.0, least), *bounds), True, limit, (measured, other))
 
 
 def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> tuple[str, int] | None:
@@ -171,8 +173,8 @@ def too_many_flips(flips: int, positions: int, spread: Spread, error: float = SE
 def times(size: float, spread: Spread) -> str:
     """A difference in words."""
     if spread.is_measured:
-        return f"{size:.2g} nat, {size / spread.nats:.3g} times the spread of this engine"
-    return f"{size:.2g} nat, where hardly any batch moves a bit and the format explains {spread.limit:.2g}"
+        return f"{size:.2g} nat of a logit, {size / spread.nats:.3g} times the spread of this engine"
+    return f"{size:.2g} nat of a logit, where hardly any batch moves a bit and the format explains {spread.limit:.2g}"
 
 
 def outcome(positions: Sequence[Compared], spread: Spread, is_drawn: bool = False) -> Outcome:

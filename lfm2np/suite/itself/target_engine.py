@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.dialects.dialect import Location
 from lfm2np.oracle.engines.named import target_named
@@ -61,14 +62,15 @@ def asking_of(text: str, options: Options) -> Iterator[Asking]:
         yield Asking(players, abilities, sizes, options.format_name)
 
 
-def player_of(text: str, options: Options) -> Target:
-    """RequestError for a target of no known form."""
+def player_of(text: str, options: Options, tokenizer: Tokenizer | None = None, at_once: int | None = None) -> Target:
+    """RequestError for a target of no known form. `at_once`: as target_named has it, of one that is no server."""
     if text.startswith(HTTP):
-        return WatchedServer(text, None, options.name, options.timeout)
+        return WatchedServer(text, tokenizer, options.name, options.timeout)
     defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
     sizes = {name: options.size(name, size) for name, size in defaults.items()}
     vocab = options.vocab or DEFAULT_VOCAB
-    return target_named(text, options.model, vocab, None, options.format_name, timeout=options.timeout, sizes=sizes)
+    named = (text, options.model, vocab, tokenizer, options.format_name, None, at_once, options.timeout, sizes)
+    return target_named(*named)
 
 
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:

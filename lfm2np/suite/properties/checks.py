@@ -11,10 +11,9 @@ from typing import Any
 from lfm2np.engine.sampling.choice import distribution
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Factory, missing, told
+from lfm2np.oracle.engines.protocol import Factory, missing
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.properties.driver import (
-    TOTALS,
     Outcome,
     cached_tokens,
     generate,
@@ -27,7 +26,6 @@ from lfm2np.suite.properties.driver import (
 )
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import format_of, require_rounded_scores
-from lfm2np.suite.strategies.lengths import Lengths
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.talks import trained, trained_model
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
@@ -62,9 +60,6 @@ def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
     before = cached_tokens(engine)
     later = generate_on(engine, others).completions
     outcome.completions |= later
-    size = scenario.sizes.get("block_size", told(engine).get("block_size", Lengths.block_size))
-    block = (first.cache_salt, first.prompt_token_ids[:size])
-    TOTALS.shared += sum((other.cache_salt, other.prompt_token_ids[:size]) == block for other in others)
     require_truth(factory, scenario, outcome)
     hits = {name: answer.cached_tokens for name, (answer,) in later.items()}
     salts = Counter(request.cache_salt for request in scenario.requests)

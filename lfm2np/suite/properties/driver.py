@@ -34,9 +34,7 @@ class Totals:
     steps: int = 0
     tokens: int = 0
     hits: int = 0  # runs in which the engine took tokens from its prefix cache, by its own metrics
-    shared: int = 0  # requests that begin with full blocks which the same engine has computed for an earlier one
     wide: int = 0  # steps in which more than WIDE requests got a token
-    crowds: int = 0  # runs with more than WIDE requests at once
     preemptions: int = 0
     forks: int = 0
     aborts: int = 0
@@ -72,7 +70,6 @@ def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
     if len(lists) != len(requests):
         raise Violation(f"{len(lists)} answers for {len(requests)} requests")
     outcome = Outcome({request.request_id: list(answer) for request, answer in zip(requests, lists, strict=True)})
-    TOTALS.crowds += len(requests) > WIDE
     TOTALS.hits += (cached_tokens(engine) or 0) > before
     count(outcome)
     return outcome
@@ -120,7 +117,6 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
     if alive:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
     TOTALS.hits += bool(cached_tokens(engine))
-    TOTALS.crowds += len(outcome.completions) > WIDE
     count(outcome)
     return outcome
 

@@ -37,7 +37,6 @@ class Faulty:
         self.applied = 0
         self.last: dict[str, Entry] = {}  # by request, of the steps so far
         self.ended: list[Entry] = []  # the last entries of requests that ended
-        self.rows: list[Entry] = []  # of the step before
         self.added = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -50,7 +49,6 @@ class Faulty:
         for name in step.preempted:
             self.last.pop(name, None)
         self.last.update((entry.request_id, entry) for entry in step.entries)
-        self.rows = list(step.entries)
         return changed
 
     def changed(self, step: Step) -> Step:

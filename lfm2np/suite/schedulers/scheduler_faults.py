@@ -56,13 +56,6 @@ def reads_one_place_late(self: Faulty, each: Entry) -> Entry:
     return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
 
 
-@of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
-def reads_last_block_as_its_predecessor(self: Faulty, each: Entry) -> Entry:
-    size, reads = self.block_size, list(each.reads)
-    first = (len(reads) - 1) // size * size
-    return replace(each, reads=[*reads[:first], *reads[first - size : len(reads) - size]]) if first >= size else each
-
-
 @of_step("Each row attends to the blocks of the next row of the batch.", seen=("mlx-lm 1169", "mlx-lm 1736"))
 def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
     entries = list(step.entries)
@@ -71,16 +64,6 @@ def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
         cached = list(other.reads[: each.start])
         if other is not each and len(cached) == each.start:
             entries[index] = replace(each, reads=cached + list(each.reads[each.start :]))
-    return replace(step, entries=entries)
-
-
-@of_step("A row's table is that of whoever had the same row in the step before.", seen=("vLLM 41657",))
-def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
-    entries = []
-    for each, before in zip(step.entries, [*self.rows, *[None] * len(step.entries)], strict=False):
-        stale = None if before is None or before.request_id == each.request_id else list(before.reads[: each.start])
-        fits = stale is not None and len(stale) == each.start
-        entries.append(replace(each, reads=[*(stale or ()), *each.reads[each.start :]]) if fits else each)
     return replace(step, entries=entries)
 
 
@@ -104,11 +87,6 @@ def writes_over_the_token_before(self: Faulty, each: Entry) -> Entry:
     return replace(each, writes=[each.reads[each.start - 1]]) if self.is_decode(each) else each
 
 
-@of_entry("Whatever is not the first chunk is written from the table's first place on.", seen=("ferrox 37",))
-def writes_begin_at_the_tables_start(self: Faulty, each: Entry) -> Entry:
-    return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
-
-
 @of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
 def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
@@ -120,32 +98,10 @@ def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
 # --- tokens and positions
 
 
-@of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
-def last_token_computed_twice(self: Faulty, each: Entry) -> Entry:
-    before = self.last.get(each.request_id)
-    if before is None or not self.is_decode(each):
-        return each
-    reads, window = list(each.reads)[:-1], each.window
-    if window is not None:
-        places = list(window.reads)[:-1]
-        writes = window.writes if window.is_ring else places[-1:]
-        window = replace(window, writes=writes, reads=places) if places else None
-    return replace(
-        each, start=each.start - 1, token_ids=before.token_ids[-1:], writes=reads[-1:], reads=reads, window=window
-    )
-
-
 @of_step("Two decodes of a batch compute each other's last token.", seen=("vLLM 5639", "R-KV 25"))
 def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
     decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
     return exchanged(step, decodes, lambda each, other: replace(each, token_ids=other.token_ids))
-
-
-@of_entry("A decode computes the token before in the newest one's place.", seen=("vLLM 16832", "vllm-gaudi 524"))
-def newest_token_lost(self: Faulty, each: Entry) -> Entry:
-    before = self.last.get(each.request_id)
-    decodes = before is not None and self.is_decode(each)
-    return replace(each, token_ids=[before.token_ids[-1]]) if decodes and before is not None else each
 
 
 @of_entry("Each chunk's positions begin at 0.")

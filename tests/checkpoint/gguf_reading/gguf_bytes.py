@@ -1,9 +1,6 @@
-"""GGUF files of random weights, whole and in splits, beside what gguf_file.py writes."""
+"""GGUF files of random weights, beside what gguf_file.py writes."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from blocks_drawn import random_rows
@@ -30,47 +27,8 @@ from gguf_file import (
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.truth.config import ModelConfig
 
-__all__ = [
-    "ARRAY",
-    "BOOL",
-    "F32",
-    "I32",
-    "LETTERS",
-    "STRING",
-    "U32",
-    "Key",
-    "Tensor",
-    "gguf_bytes",
-    "header",
-    "info",
-    "model_keys",
-    "model_tensors",
-    "padded",
-    "quantised_tensors",
-    "split_bytes",
-    "string",
-    "value",
-    "write_splits",
-]
-
-
-def split_bytes(keys: Mapping[str, Key], tensors: Mapping[str, Tensor], count: int) -> list[bytes]:
-    """As llama.cpp's gguf-split makes them: the first has all keys, the others only those of the split."""
-    names, contents = list(tensors), []
-    for number in range(count):
-        split_keys = {"split.no": (2, number), "split.count": (2, count), "split.tensors.count": (I32, len(tensors))}
-        part = {
-            name: tensors[name] for name in names[number * len(names) // count : (number + 1) * len(names) // count]
-        }
-        contents.append(gguf_bytes({**(keys if number == 0 else {}), **split_keys}, part))
-    return contents
-
-
-def write_splits(directory: Path, contents: Sequence[bytes]) -> list[Path]:
-    paths = [directory / f"x-{number + 1:05}-of-{len(contents):05}.gguf" for number in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
-    return paths
+__all__ = ["ARRAY", "BOOL", "F32", "I32", "LETTERS", "STRING", "U32", "Key", "Tensor", "gguf_bytes", "header", "info"]
+__all__ += ["model_keys", "model_tensors", "padded", "quantised_tensors", "string", "value"]
 
 
 def quantised_tensors(

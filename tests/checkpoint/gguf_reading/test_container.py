@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_bytes import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded, split_bytes, write_splits
+from gguf_bytes import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.gguf.container import Value, open_container
+from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
 
@@ -63,7 +63,7 @@ def test_without_the_package_a_quantised_tensor_names_the_extra(path: Path, monk
 def test_what_was_written_is_read(path: Path, version: int, alignment: int):
     path.write_bytes(gguf_bytes({**KEYS, "general.alignment": (U32, alignment)}, TENSORS, alignment, version))
     container = open_container(path)
-    assert container.paths == (path,)
+    assert container.path == path
     assert {name: (tensor.dtype, tensor.shape, bytes_in(tensor)) for name, tensor in container.tensors.items()} == {
         name: (tensor.dtype, tensor.shape, tensor.content) for name, tensor in TENSORS.items()
     }
@@ -101,6 +101,10 @@ def one_info(*given: bytes) -> bytes:
 
 
 WRONG = {
+    "splits": (
+        gguf_bytes({"split.count": (2, 3)}, {}),
+        "split.count: 3 (uint16), expected 1: `llama-gguf-split",
+    ),
     "nothing": (b"", "0 bytes, expected a GGUF file"),
     "magic": (b"GGML" + WHOLE[4:], "begins with b'GGML', expected b'GGUF'"),
     "version": (gguf_bytes({}, {}, version=1), "GGUF version 1, expected 2 or 3"),
@@ -214,79 +218,6 @@ def test_a_file_that_is_not_there_or_no_file_is_told(path: Path):
         open_container(path)
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_container(path / ("n" * 300 + ".gguf"))
-
-
-# --- splits
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_splits_are_one_file(tmp_path: Path, path: Path, count: int):
-    path.write_bytes(WHOLE)
-    paths = write_splits(tmp_path, split_bytes(KEYS, TENSORS, count))
-    whole, split = open_container(path), open_container(paths[0])
-    assert split.paths == tuple(paths)
-    assert split.keys.items() >= whole.keys.items()
-    assert {name: bytes_in(tensor) for name, tensor in split.tensors.items()} == {
-        name: bytes_in(tensor) for name, tensor in whole.tensors.items()
-    }
-    assert split.tensors["d"].source == str(paths[-1])
-
-
-def test_one_split_alone_is_a_file(tmp_path: Path):
-    (path,) = write_splits(tmp_path, split_bytes(KEYS, TENSORS, 1))
-    assert open_container(path).keys["split.count"] == Value("uint16", 1)
-
-
-def splits(tmp_path: Path, **changes: tuple[int, object]) -> list[Path]:
-    """Two, whose second says something else."""
-    contents = split_bytes(KEYS, TENSORS, 2)
-    keys = {"split.no": (2, 1), "split.count": (2, 2), "split.tensors.count": (5, 4)}
-    part = {name: TENSORS[name] for name in "cd"}
-    contents[1] = gguf_bytes({**keys, **{name.replace("_", "."): value for name, value in changes.items()}}, part)
-    return write_splits(tmp_path, contents)
-
-
-def split_error(path: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        open_container(path)
-    return str(caught.value)
-
-
-def test_splits_that_contradict_each_other_are_told(tmp_path: Path):
-    first, second = splits(tmp_path, split_no=(2, 0))
-    assert split_error(first) == f"{second}: split.no: 0, expected 1"
-    first, second = splits(tmp_path, split_no=(STRING, "1"))
-    assert split_error(first) == f"{second}: split.no: '1' (string), expected an integer up to 999"
-    first, second = splits(tmp_path, split_count=(2, 3))
-    assert split_error(first) == f"{second}: split.count: 3, expected as in {first}"
-    first, second = splits(tmp_path, n=(U32, 8))
-    assert split_error(first) == f"{second}: n: 8, expected as in {first}"
-
-
-def test_a_split_that_is_missing_or_not_the_first_is_told(tmp_path: Path):
-    first, second = splits(tmp_path)
-    assert split_error(second) == f"{second}: a later split, expected the first, {first.name}"
-    second.unlink()
-    assert split_error(first) == f"{second}: does not exist"
-    alone = first.rename(tmp_path / "alone.gguf")
-    assert split_error(alone) == f"{alone}: split.count: 2, expected a name that ends in -00001-of-00002.gguf"
-
-
-def test_a_tensor_in_two_splits_or_in_none_is_told(tmp_path: Path):
-    contents = split_bytes(KEYS, TENSORS, 2)
-    keys = {"split.no": (2, 1), "split.count": (2, 2), "split.tensors.count": (5, 4)}
-    contents[1] = gguf_bytes(keys, {name: TENSORS[name] for name in "bcd"})
-    first, second = write_splits(tmp_path, contents)
-    assert split_error(first) == f"{second}: b stands also in {first}, expected one of them"
-    second.write_bytes(gguf_bytes(keys, {"c": TENSORS["c"]}))
-    assert split_error(first) == f"{first}: split.tensors.count: 4, expected 3, as all splits have"
-
-
-@pytest.mark.parametrize("count", [0, 1001])
-def test_a_count_of_splits_that_cannot_be_is_told(path: Path, count: int):
-    refused(
-        path, gguf_bytes({"split.count": (2, count)}, {}), f"split.count: {count} (uint16), expected an integer up to"
-    )
 
 
 def bytes_in(tensor: StoredTensor) -> bytes:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from blocks_drawn import random_rows
 from builders import raw_config, raw_mixture, safetensors_bytes, stored
-from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors, quantised_tensors, split_bytes, write_splits
+from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors, quantised_tensors
 
 import lfm2np
 from lfm2np.arithmetic import NAMES, exact
 from lfm2np.checkpoint.config_json import load_config, parse_config
-from lfm2np.checkpoint.files import checkpoint_sha256, read_config, read_tensors
+from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -196,21 +196,6 @@ def test_a_product_of_types_side_by_side_holds_them_all(tmp_path: Path):
     for piece in (slice(0, 10), slice(250, 400), slice(260, 270), slice(500, 512)):
         assert np.array_equal(rows[piece], weight[piece]) and rows[piece].dtype == np.float64
     assert lfm2np.load(path).logits(PROMPT).tobytes() == lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes()
-
-
-def test_splits_are_the_model(tmp_path: Path):
-    config = configured()
-    keys, tensors = model_keys(config), quantised_tensors(config, "Q8_0")
-    (tmp_path / "x.gguf").write_bytes(gguf_bytes(keys, tensors))
-    paths = write_splits(tmp_path, split_bytes(keys, tensors, 3))
-    whole, split = lfm2np.load(tmp_path / "x.gguf"), lfm2np.load(paths[0])
-    assert split.logits(PROMPT).tobytes() == whole.logits(PROMPT).tobytes()
-    before = split.sha256
-    assert before == checkpoint_sha256(paths[0]) and before != whole.sha256
-    content = bytearray(paths[2].read_bytes())
-    content[-100] ^= 1
-    paths[2].write_bytes(content)
-    assert checkpoint_sha256(paths[0]) != before
 
 
 def test_text_takes_a_tokenizer_json_beside_the_file(tmp_path: Path):

@@ -130,75 +130,48 @@ def test_every_key_that_a_model_needs_is_missed(path: Path, config: ModelConfig)
         assert text.startswith(f"{name}: absent, expected a key of type ")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("lfm2_block__count", (U32, 0), "lfm2.block_count: 0, expected an integer from 1 to 1024"),
-        ("lfm2_block__count", (10, 2), "lfm2.block_count: 2 (uint64), expected a uint32"),
-        ("lfm2_block__count", (STRING, "2"), "lfm2.block_count: '2' (string), expected a uint32"),
-        ("lfm2_vocab__size", (U32, 2**32 - 1), "lfm2.vocab_size: 4294967295, expected an integer from 1 to"),
-        ("lfm2_shortconv_l__cache", (BOOL, True), "lfm2.shortconv.l_cache: True (bool), expected a uint32"),
-        ("lfm2_rope_freq__base", (12, 1e6), "lfm2.rope.freq_base: 1000000.0 (float64), expected a float32"),
-        ("lfm2_rope_freq__base", (F32, float("nan")), "lfm2.rope.freq_base: nan, expected a number from 1"),
-        (
-            "lfm2_attention_layer__norm__rms__epsilon",
-            (F32, -1.0),
-            "lfm2.attention.layer_norm_rms_epsilon: -1.0, expected",
-        ),
-        (
-            "lfm2_attention_head__count__kv",
-            (ARRAY, I32, [0]),
-            "lfm2.attention.head_count_kv: [0] (array of int32), exp",
-        ),
-        (
-            "lfm2_attention_head__count__kv",
-            (ARRAY, I32, [0, -2]),
-            "lfm2.attention.head_count_kv: [0, -2] (array of int",
-        ),
-        (
-            "lfm2_attention_head__count__kv",
-            (ARRAY, F32, [0, 2]),
-            "lfm2.attention.head_count_kv: [0.0, 2.0] (array of f",
-        ),
-        (
-            "lfm2_attention_head__count__kv",
-            (ARRAY, I32, [1, 2]),
-            "lfm2.attention.head_count_kv: [1, 2] (array of int32)",
-        ),
-        ("lfm2_attention_causal", (BOOL, False), "lfm2.attention.causal: False (bool), expected True or no such key"),
-        ("lfm2_attention_causal", (U32, 1), "lfm2.attention.causal: 1 (uint32), expected True or no such key"),
-        ("lfm2_attention_sliding__window", (U32, 256), "lfm2.attention.sliding_window: 256 (uint32), expected 0 or no"),
-        ("lfm2_rope_scaling_type", (STRING, "yarn"), "lfm2.rope.scaling.type: 'yarn' (string), expected 'none' or no"),
-        ("lfm2_expert__count", (U32, 4), "lfm2.expert_count: 4 (uint32), expected a key that lfm2 is known to have"),
-        ("lfm2_pooling__type", (U32, 1), "lfm2.pooling_type: 1 (uint32), expected a key that lfm2 is known to have"),
-        ("general_architecture", (STRING, "llama"), "general.architecture: 'llama', expected lfm2 or lfm2moe"),
-        ("general_architecture", (ARRAY, STRING, ["lfm2"]), "general.architecture: ['lfm2'], expected lfm2 or lfm2moe"),
-    ],
-)
-def test_a_key_of_another_kind_or_value_is_told(path: Path, key: str, value: Key, told: str):
-    assert key_error(path, DENSE, **{key: value}).startswith(told)
+HEADS, EPSILON = "attention.head_count_kv", "attention.layer_norm_rms_epsilon"
+WRONG_KEYS: list[tuple[ModelConfig, str, Key, str]] = [
+    # whose keys, the key that is changed, to what, and what is said of it
+    (DENSE, "block_count", (U32, 0), "0, expected an integer from 1 to 1024"),
+    (DENSE, "block_count", (10, 2), "2 (uint64), expected a uint32"),
+    (DENSE, "block_count", (STRING, "2"), "'2' (string), expected a uint32"),
+    (DENSE, "vocab_size", (U32, 2**32 - 1), "4294967295, expected an integer from 1 to"),
+    (DENSE, "shortconv.l_cache", (BOOL, True), "True (bool), expected a uint32"),
+    (DENSE, "rope.freq_base", (12, 1e6), "1000000.0 (float64), expected a float32"),
+    (DENSE, "rope.freq_base", (F32, float("nan")), "nan, expected a number from 1"),
+    (DENSE, EPSILON, (F32, -1.0), "-1.0, expected"),
+    (DENSE, HEADS, (ARRAY, I32, [0]), "[0] (array of int32), expected"),
+    (DENSE, HEADS, (ARRAY, I32, [0, -2]), "[0, -2] (array of int32), expected"),
+    (DENSE, HEADS, (ARRAY, F32, [0, 2]), "[0.0, 2.0] (array of float32), expected"),
+    (DENSE, HEADS, (ARRAY, I32, [1, 2]), "[1, 2] (array of int32), expected"),
+    (DENSE, "attention.causal", (BOOL, False), "False (bool), expected True or no such key"),
+    (DENSE, "attention.causal", (U32, 1), "1 (uint32), expected True or no such key"),
+    (DENSE, "attention.sliding_window", (U32, 256), "256 (uint32), expected 0 or no"),
+    (DENSE, "rope.scaling.type", (STRING, "yarn"), "'yarn' (string), expected 'none' or no"),
+    (DENSE, "expert_count", (U32, 4), "4 (uint32), expected a key that lfm2 is known to have"),
+    (DENSE, "pooling_type", (U32, 1), "1 (uint32), expected a key that lfm2 is known to have"),
+    (MIXTURE, "expert_gating_func", (U32, 1), "1 (uint32), expected 2 or no such key"),
+    (MIXTURE, "expert_weights_scale", (F32, 2.5), "2.5 (float32), expected 1.0 or no"),
+    (MIXTURE, "expert_weights_norm", (BOOL, False), "False (bool), expected True or"),
+    (MIXTURE, "expert_used_count", (U32, 9), "9, expected at most lfm2moe.expert_count=4"),
+    (MIXTURE, "expert_count", (U32, 0), "0, expected an integer from 1 to 1024"),
+]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("lfm2moe_expert__gating__func", (U32, 1), "lfm2moe.expert_gating_func: 1 (uint32), expected 2 or no such key"),
-        (
-            "lfm2moe_expert__weights__scale",
-            (F32, 2.5),
-            "lfm2moe.expert_weights_scale: 2.5 (float32), expected 1.0 or no",
-        ),
-        ("lfm2moe_expert__weights__norm", (BOOL, False), "lfm2moe.expert_weights_norm: False (bool), expected True or"),
-        (
-            "lfm2moe_expert__used__count",
-            (U32, 9),
-            "lfm2moe.expert_used_count: 9, expected at most lfm2moe.expert_count=4",
-        ),
-        ("lfm2moe_expert__count", (U32, 0), "lfm2moe.expert_count: 0, expected an integer from 1 to 1024"),
-    ],
-)
-def test_a_key_of_routers_that_asks_for_another_computation_is_told(path: Path, key: str, value: Key, told: str):
-    assert key_error(path, MIXTURE, **{key: value}).startswith(told)
+@pytest.mark.parametrize(("config", "key", "value", "told"), WRONG_KEYS)
+def test_a_key_of_another_kind_or_value_is_told(path: Path, config: ModelConfig, key: str, value: Key, told: str):
+    name = f"{'lfm2' if config is DENSE else 'lfm2moe'}.{key}"
+    path.write_bytes(gguf_bytes(model_keys(config) | {name: value}, {}))
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    assert str(caught.value).startswith(f"{path}: {name}: {told}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [(STRING, "llama"), (ARRAY, STRING, ["lfm2"])])
+def test_another_architecture_is_told(path: Path, value: Key):
+    text = key_error(path, DENSE, general_architecture=value)
+    assert text == f"general.architecture: {value[-1]!r}, expected lfm2 or lfm2moe"
 
 
 def test_keys_that_change_nothing_are_taken(path: Path):

@@ -17,6 +17,11 @@ FP4 = tuple(Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12))
 Rows = Sequence[Sequence[int]]
 
 
+def fractions(values: np.ndarray) -> list[list[Fraction]]:
+    assert values.dtype == np.float64
+    return [[Fraction(value) for value in row] for row in values.tolist()]
+
+
 def float8(byte: int) -> Fraction:
     """1 sign, 4 of exponent, 3 of fraction; NaN is the caller's to avoid."""
     sign, exponent, fraction = -1 if byte & 128 else 1, byte >> 3 & 15, byte & 7

@@ -6,15 +6,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import pytest
 from auto_files import awq, gptq, quantised_matrix, quantised_tensors
 from mlx_files import config_of, raw_of, write
+from packed_values import fractions
 
-import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import widen
-from lfm2np.truth.layers import expected_tensors
 
 PROMPT = [1, 7, 12, 3, 30, 21]
 OUT, KEYS = "model.layers.0.conv.out_proj.weight", "model.layers.1.self_attn.k_proj.weight"
@@ -27,35 +24,6 @@ FORMS = {
     "awq-4bit-g32": awq(),
     "awq-4bit-channel": awq(group_size=-1),
 }
-
-
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_every_weight_is_exactly_what_its_format_says(name: str, tmp_path: Path):
-    raw = raw_of(False)
-    tensors, expected = quantised_tensors(config_of(raw), FORMS[name])
-    path = write(tmp_path / "x", raw | FORMS[name], tensors)
-    loaded = read_tensors(path, read_config(path))
-    assert {key: value.shape for key, value in loaded.items()} == expected_tensors(config_of(raw))
-    assert {loaded[key].dtype for key in expected} == {name}
-    for key in (OUT, KEYS):
-        assert fractions(widen(loaded[key].values, name)) == expected[key]()
-    assert input_roundings(path, read_config(path)) == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "mixture"), [("gptq-4bit-g16", False), ("awq-4bit-g32", False), ("awq-4bit-g32", True)]
-)
-def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: Path):
-    raw = raw_of(mixture)
-    path = write(tmp_path / "x", raw | FORMS[name], quantised_tensors(config_of(raw), FORMS[name], 1)[0])
-    logits = lfm2np.load(path).logits(PROMPT)
-    assert np.isfinite(logits).all() and np.ptp(logits) > 0
-    assert lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes() == logits.tobytes()
 
 
 def test_a_zero_is_stored_less_one_in_the_first_format_only(tmp_path: Path):

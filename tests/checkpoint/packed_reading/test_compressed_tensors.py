@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import stored
-from compressed_files import SCHEMES, quantised_matrix, quantised_tensors, told, weights
+from compressed_files import quantised_matrix, quantised_tensors, told, weights
 from mlx_files import config_of, raw_of, write
+from packed_values import fractions
 
 import lfm2np
-from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.compressed import InputRounding
 from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.commands.cli import main
 from lfm2np.truth.layers import expected_tensors
 
@@ -28,57 +27,9 @@ KEYS = "model.layers.1.self_attn.k_proj"
 TOP = Path(__file__).parents[3]
 
 
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
-
-
 def written(directory: Path, name: str, mixture: bool = False, **changes: object) -> Path:
     raw = raw_of(mixture, **changes)
     return write(directory, raw | told(name), quantised_tensors(config_of(raw), name, seed=1)[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "BF16") for name in SCHEMES), ("int4-g32-zero", "F16"), ("float8-tensor", "F32")]
-)
-def test_every_weight_is_exactly_what_its_format_says(name: str, dtype: str, tmp_path: Path):
-    raw = raw_of(False)
-    tensors, expected = quantised_tensors(config_of(raw), name, dtype)
-    path = write(tmp_path / "x", raw | told(name), tensors)
-    loaded = read_tensors(path, read_config(path))
-    assert {key: value.shape for key, value in loaded.items()} == expected_tensors(config_of(raw))
-    assert {loaded[key].dtype for key in expected} == {name}
-    for key in (f"{KEYS}.weight", f"{OUT}.weight"):
-        assert fractions(widen(loaded[key].values, name)) == expected[key](), key
-    assert loaded["model.embed_tokens.weight"].dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("name", "mixture"), [*((name, False) for name in SCHEMES), ("int4-g32-zero", True), ("float8-tensor", True)]
-)
-def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: Path):
-    path = written(tmp_path / "x", name, mixture)
-    model = lfm2np.load(path)
-    assert model.config == config_of(raw_of(mixture))
-    logits = model.logits(PROMPT)
-    assert np.isfinite(logits).all() and np.ptp(logits) > 0
-    assert lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes() == logits.tobytes()
-    assert 1 <= len(model.generate(PROMPT, max_tokens=3).token_ids) <= 3
-
-
-@pytest.mark.rounding
-@pytest.mark.parametrize("name", ["int4-g32-zero", "float8-block24x48"])
-def test_quantised_weights_are_float32_weights_of_the_same_values(name: str, tmp_path: Path):
-    path = written(tmp_path / "x", name)
-    config, float32_tensors = read_config(path), {}
-    for key, tensor in read_tensors(path, config).items():
-        values = widen(tensor.values, tensor.dtype)
-        assert np.array_equal(values.astype(np.float32), values), key
-        float32_tensors[key] = stored(values.astype(np.float32), "F32")
-    same = write(tmp_path / "same", raw_of(False), float32_tensors)
-    for numerics in NAMES:
-        actual, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
-        assert actual.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
 
 
 @pytest.mark.parametrize("name", ["int4-g32", "int4-g32-zero"])
@@ -215,14 +166,6 @@ def test_other_checkpoints_say_nothing_of_inputs(name: str, tmp_path: Path):
 
 
 # --- files
-
-
-def test_codes_are_read_from_the_file_when_they_are_needed(tmp_path: Path):
-    for name in ("int8-g64-zero", "int8-channel-zero", "float8-block24x48"):
-        path = written(tmp_path / name, name)
-        for tensor in read_tensors(path, read_config(path)).values():
-            array = tensor.values.codes if isinstance(tensor.values, PackedRows) else tensor.values
-            assert not array.flags.owndata and not array.flags.writeable
 
 
 def test_info_tells_formats_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

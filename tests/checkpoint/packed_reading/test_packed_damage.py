@@ -21,8 +21,8 @@ from mlx_files import config_of, raw_of, write
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import require_finite
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import CheckpointError, ConfigError
 
 OUT, IN = "model.layers.0.conv.out_proj", "model.layers.0.conv.in_proj"
@@ -132,16 +132,21 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("mlx", mlx(**{f"{IN}x": False}), f"quantization.'{IN}x' .config.json.: there is no such module in this mo"),
     ("mlx", mlx(quant_method="gptq"), "quantization.'quant_method': 'gptq'"),
     ("mlx", key("quantize_activations", True), "quantize_activations: true"),
-    ("mlx", key("compression_config", {"format": "dense"}), "compression_config: {'format': 'dense'} contradicts qu"),
-    ("mlx", drop(f"{IN}.scales"), f"missing {IN}.scales beside {IN}.weight, expected it from dtype U32"),
-    ("mlx", drop(f"{IN}.biases"), f"missing {IN}.biases beside {IN}.scales, expected it from quantization.mode=affi"),
-    ("mlx", drop(f"{IN}.weight"), f"missing 1 of the [0-9]+ tensors: {IN}.weight"),
-    ("mlx", drop(f"{UP}.weight"), f"missing {UP}.weight, which mlx-lm's checkpoints have for model.layers.1.feed_fo"),
+    ("mlx", key("compression_config", {"format": "dense"}), "compression_config: {.format.: .dense.}, expected"),
+    ("mlx", drop(f"{IN}.scales"), f"missing {IN}.scales, expected it from dtype U32"),
+    ("mlx", drop(f"{IN}.biases"), f"missing {IN}.biases, expected it from quantization.mode=affi"),
+    ("mlx", drop(f"{IN}.weight"), f"missing {IN}.weight, expected it from quantization.mode=affi"),
+    (
+        "mlx",
+        both(mlx(**{IN: {"bits": 4, "group_size": 128}}), drop(f"{IN}.weight")),
+        f"{IN}.weight: rows of hidden_size=64 numbers, expected a multiple of",
+    ),
+    ("mlx", drop(f"{UP}.weight"), f"missing {UP}.weight, expected it from quantization.mode=affi"),
     ("mlx", drop("model.layers.0.operator_norm.weight"), "missing 1 of the [0-9]+ tensors: model.layers.0.operator_"),
     ("mlx", shaped("model.layers.0.operator_norm.scales", (2,), "F32"), "only matrices are quantised, expected none"),
     ("mlx", shaped("model.layers.0.conv.conv.scales", (64, 1), "F32"), "only matrices are quantised, expected none"),
     ("mlx", shaped(f"{IN}.global_scale", (1,), "F32"), f"1 unexpected beside the [0-9]+ tensors: {IN}.global_scale"),
-    ("mlx", shaped("model.layers.1.feed_forward.experts.0.w1.weight", (64, 64), "F32"), "stands beside .*switch_mlp"),
+    ("mlx", shaped("model.layers.1.feed_forward.experts.0.w1.weight", (64, 64), "F32"), "1 unexp.*0.w1.weight"),
     ("mlx", shaped(f"{IN}.weight", (192, 16)), f"{IN}.weight: shape \\(192, 16\\), expected \\(192, 8\\) from hidde"),
     ("mlx", shaped(f"{IN}.scales", (192, 1)), f"{IN}.scales: shape \\(192, 1\\), expected \\(192, 2\\) from hidden_"),
     ("mlx", shaped(f"{IN}.biases", (191, 2)), f"{IN}.biases: shape \\(191, 2\\), expected \\(192, 2\\) from 3\\*hid"),
@@ -165,7 +170,11 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("int4-g32", lambda raw, tensors: raw.update(quantization_config=[1]), "quantization_config: \\[1\\]"),
     ("int4-g32", setting(quant_method="bitsandbytes"), "quantization_config.quant_method: 'bitsandbytes'"),
     ("int4-g32", setting(quant_method=None), "quantization_config.quant_method: null"),
-    ("int4-g32", lambda raw, tensors: raw.update(compression_config={"a": 1}), "compression_config: {'a': 1} contra"),
+    (
+        "int4-g32",
+        lambda raw, tensors: raw.update(compression_config={"a": 1}),
+        "compression_config: {.a.: 1}, expected",
+    ),
     ("int4-g32", setting(format="nvfp4-pack-quantized"), "quantization_config.format: 'nvfp4-pack-quantized'"),
     ("int4-g32", setting(format=["dense"]), "quantization_config.format: \\['dense'\\]"),
     ("int4-g32", setting(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: {'num_bits': 8}"),
@@ -296,7 +305,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
             drop(f"{GATE}.scales"),
             shaped(f"{GATE}.weight", (4, 64), "F32"),
         ),
-        f"missing {GATE}.scales beside {GATE}.weight",
+        f"missing {GATE}.scales, expected it from quantization.'{GATE}'",
     ),
     (
         "int4-g32",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, grouped, number, packed
+from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, fractions, grouped, number, packed
 
 from lfm2np.checkpoint.packed.matrix_parts import packed_dim
 from lfm2np.checkpoint.packed.rows import (
@@ -17,7 +17,6 @@ from lfm2np.checkpoint.packed.rows import (
     FLOAT8,
     FLOAT32_MAX,
     PackedRows,
-    bad_group,
     unpacked,
 )
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
@@ -25,11 +24,6 @@ from lfm2np.errors import CheckpointError
 
 every_width = pytest.mark.parametrize("width", BITS.values())
 seeds = st.integers(0, 2**32 - 1)
-
-
-def fractions(values: np.ndarray) -> list[list[Fraction]]:
-    assert values.dtype == np.float64
-    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def drawn(
@@ -68,7 +62,7 @@ CODINGS = [*BITS, "int8", "float8", "float4"]
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_weight_is_exactly_what_its_codes_and_its_group_say(coding: str, dtype: str, with_bias: bool):
     rows, expected = drawn(1, coding, dtype, with_bias)
-    assert bad_group(rows) is None
+    assert rows.problem() is None
     assert fractions(widen(rows, "any")) == expected
 
 
@@ -139,9 +133,17 @@ def test_edges_of_scales_are_exact_or_refused(dtype: str, coding: str):
             added = Fraction(0) if bias is None else number(bias, dtype)
             expected = [said.get(coding, int)(code) * number(scale, dtype) + added for code in codes]
             fits = all(abs(value) <= Fraction(FLOAT32_MAX) and is_float64(value) for value in expected)
-            assert (bad_group(rows) is None) == fits, (scale, bias)
-            if fits:
+            accepted = rows.problem() is None
+            assert fits or not accepted, (scale, bias)
+            assert accepted or not common(scale, bias, dtype), (scale, bias)
+            if accepted:
                 assert fractions(rows.widened()) == [expected]
+
+
+def common(scale: int, bias: int | None, dtype: str) -> bool:
+    """Numbers as a quantiser may write them: within 2**30 of each other, and far from float32's ends."""
+    sizes = [abs(float(number(value, dtype))) for value in (scale, bias or 0)]
+    return all(size == 0.0 or 2.0**-30 < size < 2.0**30 for size in sizes) and (dtype != "F32" or max(sizes) < 2.0)
 
 
 def is_float64(value: Fraction) -> bool:
@@ -154,14 +156,13 @@ def is_float64(value: Fraction) -> bool:
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 @settings(max_examples=40)
 @given(seed=seeds, low=st.integers(-60, 14), span=st.integers(1, 60))
-def test_what_is_accepted_is_exact_and_what_is_refused_is_not(dtype: str, seed: int, low: int, span: int):
-    """Scales and biases of very different sizes: float64 holds the sum of some, and float16 all."""
+def test_what_is_accepted_is_exact(dtype: str, seed: int, low: int, span: int):
+    """Scales and biases of very different sizes: float64 holds the sum of some, and of float16 all."""
     ends = (max(low, -14), min(low + span, 15)) if dtype == "F16" else (low, low + span)
     rows, expected = drawn(seed, "8 bits", dtype, True, (ends[0], max(ends[1], ends[0] + 1)))
-    fits = all(is_float64(value) for row in expected for value in row)
-    assert (bad_group(rows) is None) == fits
-    assert fits or dtype != "F16"
-    if fits:
+    accepted = rows.problem() is None
+    assert accepted or (dtype != "F16" and span > (10 if dtype == "F32" else 20))
+    if accepted:
         assert fractions(rows.widened()) == expected
 
 
@@ -197,24 +198,24 @@ def test_a_power_of_two_that_is_none_is_refused():
     assert "four with the scale nan in group 2 of row 2, expected" in refusal(rows)
 
 
-def test_a_weight_beyond_float32_is_refused_and_one_that_its_code_keeps_below_is_not():
-    scales = np.array([[2.0**120], [2.0**127]], "<f4")
-    codes = [[15] * 32, [1] * 32]
-    rows = PackedRows("4 bits", 32, packed(codes, 4), scales, "F32")
-    require_finite(StoredTensor("w", "four", rows))
-    codes[1][7] = 2
-    message = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32"))
-    assert "four with the weight 3.402823669209385e+38 in column 7 of row 1, expected" in message
-
-
-def test_a_sum_that_float64_does_not_hold_is_refused_by_what_it_is_of():
-    """The bias is 1, the scale 2**-60: of a code of zero their sum is the bias, of a code of one it is not."""
-    scales, biases = np.full((2, 1), 2.0**-60, "<f4"), np.ones((2, 1), "<f4")
-    codes = [[0] * 32, [0] * 32]
-    require_finite(StoredTensor("w", "four", PackedRows("4 bits", 32, packed(codes, 4), scales, "F32", biases=biases)))
-    codes[1][9] = 1
-    message = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32", biases=biases))
-    assert "the scale times code 8.673617379884035e-19 and the bias 1.0, too far apart, in column 9 of row 1" in message
+@pytest.mark.parametrize(
+    ("scale", "bias", "told"),
+    [
+        (2.0**123, 0.0, None),
+        (2.0**124, 0.0, "weights up to 3.402823669209385e+38"),
+        (2.0**-44, 1.0, None),
+        (2.0**-60, 1.0, "a scale too small beside the bias 1.0"),
+    ],
+)
+def test_a_group_that_may_have_weights_beyond_float32_or_float64_is_refused(
+    scale: float, bias: float, told: str | None
+):
+    scales, biases = (np.array([[1.0], [value]], "<f4") for value in (scale, bias))
+    rows = PackedRows("4 bits", 32, packed([[0] * 32] * 2, 4), scales, "F32", biases=biases)
+    if told is None:
+        require_finite(StoredTensor("w", "four", rows))
+    else:
+        assert f"four with {told} in group 0 of row 1, expected" in refusal(rows)
 
 
 def test_a_bad_group_is_found_wherever_it_stands():
@@ -222,7 +223,7 @@ def test_a_bad_group_is_found_wherever_it_stands():
     scales = np.ones((40_000, 1), "<f4")
     scales[-1] = np.nan
     rows = PackedRows("4 bits", 32, np.zeros((40_000, 4), "<u4"), scales, "F32")
-    assert bad_group(rows) == "the scale nan in group 0 of row 39999"
+    assert rows.problem() == "the scale nan in group 0 of row 39999"
 
 
 def test_rows_are_taken_as_those_of_an_array():

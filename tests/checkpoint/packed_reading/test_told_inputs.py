@@ -15,7 +15,8 @@ import lfm2np
 from lfm2np.arithmetic.ieee import BFLOAT16, Ieee
 from lfm2np.arithmetic.matrix import Matrix, Weights
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.packed.compressed import InputRounding
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import formats

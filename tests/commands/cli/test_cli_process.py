@@ -214,7 +214,7 @@ def test_control_characters_do_not_reach_a_terminal(model):
 
 
 def test_every_command_starts_without_the_extras():
-    """A core install has neither; `check --against` and `fuzz` name them when they are needed."""
+    """A core install has none of them."""
     extras = ("hypothesis", "pytest", "torch", "transformers", "jsonschema", "distributed")
     extras += ("starlette", "uvicorn", "pydantic")
     script = (

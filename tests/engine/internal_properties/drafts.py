@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from lfm2np.engine.draft_model import ModelDrafter
-from lfm2np.engine.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.engine.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine.loading import Model
+from lfm2np.engine.sampler import Chosen
 from lfm2np.engine.sampling.choice import distribution, request_seed
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
+from lfm2np.engine.sequence import make_sequences
 from lfm2np.engine.sequential import alone
 from lfm2np.suite.audit import AuditedEngine
 from lfm2np.suite.properties.endings import stop_text
@@ -124,12 +127,21 @@ def drawn_drafts(example: tuple[Scenario, int]) -> None:
         seed = request_seed(request.params, 0, request.request_id)
         for answer in outputs[request.request_id].outputs:
             slow = ModelDrafter(small, model, "random", num_blocks=200, prefix_caching=False)
-            steps = alone(model, request.prompt_token_ids, request.params, seed, answer.index, slow)
+            steps = steps_alone(model, request.prompt_token_ids, request.params, seed, answer.index, slow)
             expected = tuple(step.token_id for step in steps)
             if answer.token_ids != expected:
                 raise Violation(
                     f"request {request.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}"
                 )
+
+
+def steps_alone(
+    model: Model, ids: Sequence[int], params: SamplingParams, seed: int, index: int, drafter: Drafter | None = None
+) -> list[Chosen]:
+    """Of one sample."""
+    (sample,) = make_sequences(model, "0", ids, replace(params, n=1), 0, "", 0, 0.0)
+    sample.seed, sample.index = seed, index
+    return list(alone(model, sample, drafter))
 
 
 @st.composite
@@ -183,12 +195,12 @@ def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: s
     seed = int.from_bytes(said.digest()[:8], "big")
     steps = []
     if context.count + drawn and longest > len(context.token_ids):
-        steps = list(alone(model, context.token_ids, params, seed, 0))
+        steps = steps_alone(model, context.token_ids, params, seed, 0)
     expected = tuple(step.token_id for step in steps)
     if draft.token_ids != expected:
         raise Violation(f"request {context.request_id}: drafts {draft.token_ids}, the draft model says {expected}")
     if (draft.weights is not None) != (drawn and bool(steps)):
         raise Violation(f"request {context.request_id}: weights {draft.weights}, drawn: {drawn}")
     for index, (step, weights) in enumerate(zip(steps, draft.weights or (), strict=drawn)):
-        if weights.tolist() != distribution(step.logits, params, (), (), ()).tolist():
+        if weights.tolist() != distribution(step.row, params, (), (), ()).tolist():
             raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")

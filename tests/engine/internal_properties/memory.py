@@ -8,6 +8,7 @@ from internal_properties.internal import internal
 from internal_properties.state_machines.compare import require
 from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.memory import Memory
+from scheduler.plan import MoveKind
 
 
 @internal(
@@ -37,31 +38,36 @@ def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None
     "growth-is-counted",
     "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
     7,
-    lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
+    lambda: st.tuples(*(st.integers(*ends) for ends in ((1, 4), (1, 8), (1, 8), (0, 1), (0, 6), (0, 1)))),
     weight=20.0,
 )
-def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
-    """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
-    size, computed, count, is_shared, free = example
-    memory = Memory(SchedulerConfig(num_blocks=24, block_size=size), reserves=False)
+def growth_is_counted(example: tuple[int, int, int, int, int, int]) -> None:
+    """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share; in the group of
+    full attention and in that of windowed layers, of which one is short of blocks."""
+    size, computed, count, is_shared, free, short = example
+    config = SchedulerConfig(num_blocks=24, block_size=size, sliding_window=99, num_window_blocks=24)
+    memory = Memory(config, reserves=False)
     request = Request("a", (1,) * (computed + 1), 9)
     request.num_computed_tokens = computed
-    table = tuple(memory.pool.allocate()[0] for _ in range(-(-computed // size)))
-    request.tables[0] = table
+    for group in memory.groups:
+        request.tables[group.index] = tuple(group.allocate(-(-computed // size)))
+    pool, table = memory.groups[short].pool, request.tables[short]
     for block in table if is_shared else ():
-        memory.pool.share(block)
-    while memory.pool.num_free > free:
-        memory.pool.allocate()
-    copies = is_shared and computed % size != 0
+        pool.share(block)
+    while pool.num_free > free:
+        pool.allocate()
+    copies = bool(is_shared and computed % size)
     more = -(-(computed + count) // size) - len(table)
     moves: list[Move] = []
     done = memory.grow(request, count, moves)
     require(done, more + copies <= free, "grows:", f"{example}")
-    require(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
-    require(len(request.tables[0]), len(table) + (more if done else 0), "blocks", f"{example}")
+    grown = request.tables[short]
+    require(pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
+    require(len(grown), len(table) + (more if done else 0), "blocks", f"{example}")
     kept = len(table) - (copies and done)
-    require(request.tables[0][:kept], table[:kept], "blocks that stay", f"{example}")
-    copied = [Move("copy_block", table[-1], request.tables[0][len(table) - 1])] if copies and done else []
+    require(grown[:kept], table[:kept], "blocks that stay", f"{example}")
+    kind: MoveKind = "copy_window_block" if short else "copy_block"
+    copied = [Move(kind, table[-1], grown[len(table) - 1])] if copies and done else []
     require(moves, copied, "moves", f"{example}")
 
 

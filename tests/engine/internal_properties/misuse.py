@@ -31,6 +31,7 @@ WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
     "raises": "ValueError: no draft for",
     "none": "AttributeError: 'NoneType' object has no attribute",
     "too many": " tokens, expected at most ",
+    "no integer": r"ids\[0\]: 1\.5, expected",
     "no id": r"ids\[0\]: 24, expected 0 to vocab_size-1=23",
     "weights": " distributions, expected none, as it is not random",
     "too few weights": r"\d distributions, expected \d",
@@ -90,8 +91,8 @@ class WrongDrafter:
             return None
         if kind == "too many":
             return Draft((3,) * (count + 1), (weights,) * (count + 1) if self.is_random else None)
-        if kind == "no id":
-            return Draft((24,), (weights,) if self.is_random else None)
+        if kind in ("no id", "no integer"):
+            return Draft((24 if kind == "no id" else 1.5,), (weights,) if self.is_random else None)  # type: ignore[arg-type]
         if kind == "weights":
             return Draft((3,), (weights,))
         if kind == "too few weights":
@@ -117,7 +118,7 @@ def wrong_weights(kind: str) -> NDArray[Any]:
 @st.composite
 def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, str, int]:
     scenario, is_random = draw(scenarios(most=3)), draw(st.booleans())
-    kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:5]
+    kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:6]
     wrong = tuple(draw(st.sampled_from((None, *kinds))) for _ in scenario.requests)
     number = draw(st.sampled_from(["right", "right", "right alone", "one less", "one more"]))
     return scenario, wrong, is_random, number, draw(st.integers(1, 4))

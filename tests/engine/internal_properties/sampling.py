@@ -7,16 +7,16 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import plain
-from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from internal_properties.internal import internal
+from internal_properties.state_machines.compare import require
 from lfm2np.arithmetic import numerics_named
 from lfm2np.engine.acceptance import Guess, is_accepted, next_token, replacement
 from lfm2np.engine.sampling.choice import (
@@ -74,12 +74,13 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
         params = replace(
             params,
             logit_bias=draw(st.sampled_from(BIASES)),
-            repetition_penalty=draw(st.sampled_from([1.0, 2.0, 0.5])),
+            repetition_penalty=draw(st.sampled_from([1.0, 2.0, 0.5]) | st.floats(0.1, 10.0)),
             frequency_penalty=draw(penalties),
             presence_penalty=draw(penalties),
             top_k=draw(st.sampled_from([0, 1, 2, 11, 12, 13])),
-            top_p=draw(st.sampled_from([1.0, 0.2, 0.95])),
-            min_p=draw(st.sampled_from([0.0, 0.5, 1.0])),
+            top_p=draw(st.sampled_from([1.0, 0.2, 0.95]) | st.floats(0.0, 1.0, exclude_min=True)),
+            min_p=draw(st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0.0, 1.0)),
+            temperature=draw(st.sampled_from([params.temperature, 1.0]) | st.floats(1e-3, 1e3)),
         )
     return tuple(value / 8 for value in row), params, draw(ids) or (3,), draw(ids)
 
@@ -93,24 +94,21 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     bugs=("vLLM 5639",),
 )
 def sampling_is_its_definition(example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
+    """To the unit, in fractions; from float32 and from float64, and what is drawn has the noise of its place."""
     row, params, prompt, output = example
     array = np.array(row, np.float32)
-    weights = distribution(array, params, prompt, output, EOS)
-    expected = plain.probabilities(list(row), params, prompt, output, EOS)
-    total = int(weights.sum())
-    require_weights(array, params, prompt, output, weights.tolist())
-    mine = [int(weight) / total for weight in weights]
-    likely = sorted(p for p in plain.probabilities(list(row), bare(params), prompt, output, EOS) if p)
-    ties = any(low != high and high - low < 1e-9 for low, high in pairwise(likely))
-    assume(not ties)  # a border of top_p may fall between two values that only rounding tells apart
-    far = [token for token in range(len(row)) if abs(mine[token] - expected[token]) > 1e-9]
-    if far and not on_a_border(list(row), params, prompt, output):
-        token = far[0]
-        raise Violation(f"token {token}: probability {mine[token]:.9f}, by definition {expected[token]:.9f}")
-    if params.temperature == 0.0:
-        chosen = choose(array, params, prompt, output, EOS, 0, 0)
-        if expected[chosen] != 1.0:
-            raise Violation(f"greedy takes {chosen}, by definition {expected.index(1.0)}")
+    weights = distribution(array, params, prompt, output, EOS).tolist()
+    expected = plain.probabilities(row, params, prompt, output, EOS)
+    require_weights(array, params, prompt, output, weights)
+    require([Fraction(weight, sum(weights)) for weight in weights], expected, "probabilities", params)
+    wide = distribution(array.astype(np.float64), params, prompt, output, EOS).tolist()
+    require(wide, weights, "weights from float64", params)
+    require(array.tolist(), list(row), "logits afterwards", params)
+    seed, sample = len(prompt), len(output)
+    noise = Fraction(plain.uniform_noise(seed, sample, len(prompt) + len(output)), 1 << NOISE_BITS)
+    drawn = next(token for token, total in enumerate(accumulate(expected)) if noise < total)
+    chosen = choose(array, params, prompt, output, EOS, seed, sample)
+    require(chosen, expected.index(1) if params.temperature == 0.0 else drawn, "token", params)
 
 
 def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, output: Ids, weights: list[int]) -> None:
@@ -168,21 +166,6 @@ def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
     for index, logprob in ((token, actual.logprob), *actual.top):
         if abs(logprob - expected[index]) > 1e-6:
             raise Violation(f"token {index}: log-probability {logprob}, by definition {expected[index]}")
-
-
-def bare(params: SamplingParams) -> SamplingParams:
-    return replace(params, top_k=0, top_p=1.0, min_p=0.0)
-
-
-def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: Ids) -> bool:
-    """Whether a hair more or less of top_p or min_p changes the support: then rounding decides."""
-    supports = set()
-    for hair in (-1e-7, 1e-7):
-        top_p = params.top_p if params.top_p == 1.0 else params.top_p + hair
-        min_p = params.min_p if params.min_p == 0.0 else params.min_p + hair
-        probabilities = plain.probabilities(row, replace(params, top_p=top_p, min_p=min_p), prompt, output, EOS)
-        supports.add(tuple(p > 0 for p in probabilities))
-    return len(supports) > 1
 
 
 @internal(

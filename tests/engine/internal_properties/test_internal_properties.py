@@ -11,11 +11,14 @@ from lfm2np.suite.adapters import own
 from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel
 from lfm2np.suite.runner import run_property
 
+LONGEST = "large-schedules"  # half of the time of all of them
 BY_ID = {prop.id: prop for prop in INTERNAL}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prop", INTERNAL, ids=lambda prop: prop.id)
+@pytest.mark.parametrize(
+    "prop",
+    [pytest.param(prop, id=prop.id, marks=pytest.mark.slow if prop.id == LONGEST else ()) for prop in INTERNAL],
+)
 def test_it_holds(prop):
     result = run_property(prop, own, os.environ.get("LFM2NP_PROFILE", "quick"))
     assert (result.status, result.message) == ("passed", "")

@@ -172,6 +172,13 @@ SAMPLING: tuple[Case, ...] = (
         "leave no token to choose from, expected at least one",
         lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4]),
     ),
+    (NumericsError, "logits: int64 of shape (4,), expected float32 or", lambda: sampled(np.zeros(4, np.int64))),
+    (NumericsError, "logits: NaN or infinite, expected finite", lambda: sampled(np.array([0.0, -np.inf], np.float32))),
+    (
+        RequestError,
+        "eos_token_ids 7: expected a token id, 0 to 4",
+        lambda: distribution(ROW, SamplingParams(min_tokens=1), (0,), (), (7,)),
+    ),
     (RequestError, "processed logits: all -inf, expected at least", lambda: integer_weights(np.full(5, -np.inf))),
     (NumericsError, "logits: float32 of shape (0,), expected float32 or", lambda: sampled(ROW[:0])),
     (

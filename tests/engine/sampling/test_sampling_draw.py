@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -17,38 +16,6 @@ from hypothesis import strategies as st
 from lfm2np.engine.sampling.choice import choose, distribution, draw, request_seed, uniform
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-
-
-def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x64-10 of Salmon et al. (2011), in Python's integers."""
-    word = 2**64 - 1
-    (c0, c1, c2, c3), (k0, k1) = counter, key
-    for _ in range(10):
-        p0, p1 = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
-        c0, c1, c2, c3 = (p1 >> 64) ^ c1 ^ k0, p1 & word, (p0 >> 64) ^ c3 ^ k1, p0 & word
-        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & word, (k1 + 0xBB67AE8584CAA73B) & word
-    return [c0, c1, c2, c3]
-
-
-WORDS = st.integers(0, 2**64 - 1)
-
-
-def test_our_philox_gives_the_authors_answer():
-    """Random123's kat_vectors, philox4x64 10, counter and key zero."""
-    expected = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
-    assert philox([0, 0, 0, 0], [0, 0]) == expected
-
-
-@given(WORDS, WORDS, WORDS, WORDS)
-def test_the_noise_is_half_a_philox_block_of_its_place(seed: int, sample: int, position: int, purpose: int):
-    high, low = philox([1, position, purpose, 0], [seed, sample])[:2]
-    assert uniform(seed, sample, position, purpose) == (high << 64) | low
-    assert uniform(seed, sample, position) == uniform(seed, sample, position, 0)
-
-
-def test_every_argument_of_the_noise_counts():
-    places = [(s, i, p, u) for s in range(3) for i in range(3) for p in range(3) for u in range(3)]
-    assert len({uniform(*place) for place in places}) == len(places)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**64, True, 1.0])
@@ -99,24 +66,5 @@ def test_a_position_is_the_number_of_tokens_before_it():
     assert len({choose(row, params, [0] * n, [], (), 3, 1) for n in range(1, 40)}) > 10
 
 
-@given(WORDS, st.text(), WORDS, st.text())
-def test_a_request_without_a_seed_gets_one_from_its_name(engine: int, name: str, other_engine: int, other_name: str):
-    params = SamplingParams()
-    digest = hashlib.sha256(engine.to_bytes(8, "big") + name.encode()).digest()
-    assert request_seed(params, engine, name) == int.from_bytes(digest[:8], "big")
-    if (engine, name) != (other_engine, other_name):
-        assert request_seed(params, engine, name) != request_seed(params, other_engine, other_name)
-    assert request_seed(SamplingParams(seed=5), engine, name) == 5
-
-
 def test_a_seed_of_zero_is_a_seed():
     assert request_seed(SamplingParams(seed=0), 1, "a") == 0
-
-
-def test_a_request_name_is_a_string_and_an_engine_seed_a_word():
-    for wrong in (b"a", 5, None):
-        with pytest.raises(RequestError, match=r"^request_id "):
-            request_seed(SamplingParams(), 1, wrong)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"^engine_seed "):
-        request_seed(SamplingParams(), -1, "a")
-    request_seed(SamplingParams(), 1, "\ud800")

@@ -28,7 +28,7 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.teacher_forcing import SCORE, score_many
 from lfm2np.engine.work import place as work
-from lfm2np.engine.work.place import Place, Work, Workers, compute, model_of, source_of
+from lfm2np.engine.work.place import Place, Workers, compute, model_of, source_of
 from lfm2np.engine.work.results_file import LineFile, ResultsFile, decoded, encoded, merged, spot_check
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from scheduler.checksum import json_sha256, sealed
@@ -146,13 +146,6 @@ def test_plain_data_comes_back_from_json_bit_for_bit(value: Any) -> None:
     assert json_sha256(json.loads(text)) == json_sha256(encoded(value))
 
 
-def test_a_single_bit_makes_another_hash() -> None:
-    first = np.array([[1.0, 2.0]])
-    other = first.copy()
-    other.view(np.int64)[0, 1] ^= 1
-    assert json_sha256(encoded({"a": first})) != json_sha256(encoded({"a": other}))
-
-
 def lines_for(model: Model, path: Path, sequences: Sequence[list[int]]) -> list[dict[str, Any]]:
     with ResultsFile(path, model) as record:
         score_many(model, sequences, Place(record=record))
@@ -161,14 +154,6 @@ def lines_for(model: Model, path: Path, sequences: Sequence[list[int]]) -> list[
 
 def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_what_a_file_knows_is_not_computed(model: Model, alone: str, tmp_path: Path) -> None:
-    lines_for(model, tmp_path / "results.jsonl", SEQUENCES[:25])
-    with ResultsFile(tmp_path / "results.jsonl", model) as record:
-        place = Place(record=record)
-        assert repr(score_many(model, SEQUENCES, place)) == alone
-    assert place.num_tokens == sum(len(ids) - 1 for ids in SEQUENCES[25:])
 
 
 def test_threads_that_append_to_one_file_lose_no_line(tmp_path: Path) -> None:
@@ -319,12 +304,3 @@ def test_a_kind_of_work_that_is_not_known_is_refused(model: Model, tmp_path: Pat
     write(path, lines)
     with pytest.raises(RequestError, match=re.escape("'guess': no known kind of work, expected one of score, truth")):
         spot_check(model, list(merged([path], model).values()), WORKS, 1, 0)
-
-
-def miscounted(model: Model, items: Sequence[Any]) -> list[Any]:
-    return [None]
-
-
-def test_a_function_that_returns_too_few_results_is_a_mistake(model: Model) -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        compute(Work("none", miscounted, len), model, SEQUENCES[:3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,16 @@ class Odd(Counting):
             7: [Answer((-1,))],
         }
         return [kinds.get(request.prompt_token_ids[0], [Answer((1,), finish_reason="length")]) for request in requests]
+
+
+class Undefined(Counting):
+    """Its log-probabilities are no numbers, wherever they are wanted."""
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        return [
+            [replace(answer, logprobs=None if request.params.logprobs is None else (float("nan"),) * answer.num_tokens)]
+            for request, (answer,) in zip(requests, super().generate(requests), strict=True)
+        ]
 
 
 class Short(Counting):
@@ -294,6 +305,25 @@ def test_an_invalid_answer_is_an_error() -> None:
     for answer, (error, kind) in zip(odd, expected, strict=True):
         assert answer.error is not None and error in answer.error
         assert answer == failed(answer.error, kind)
+
+
+class WithoutPrompts(Counting):
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        return [[replace(answer, prompt_logprobs=()) for answer in answers] for answers in super().generate(requests)]
+
+
+def test_an_empty_list_of_prompt_logprobs_reports_none() -> None:
+    target = target_of("WithoutPrompts")
+    assert not target.probe().tells_prompt_logprobs
+    (answer,) = answers_to(target, [changed(REQUESTS[0], prompt_logprobs=0)])
+    assert answer.error is None and answer.prompt_logprobs is None
+
+
+def test_impossible_numbers_are_no_refusal_of_an_option() -> None:
+    """Else an engine whose log-probabilities are all NaN would be one that reports none."""
+    target = target_of("Undefined")
+    assert target.probe().tells_logprobs
+    assert all(answer.is_refuted for answer in answers_to(target, REQUESTS))
 
 
 def test_who_cannot_be_added_harms_no_other_and_if_abort_returns_nothing_the_last_answer_counts() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.oracle.locate.dump import PARTS, read_dump
+from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.operations import LAYER
 
 TOP = Path(__file__).parents[3]
 PAGE = (TOP / "docs" / "engine" / "7-locate.md").read_text(encoding="utf-8")
@@ -40,4 +41,4 @@ def test_the_writer_on_the_page_compiles_and_writes_a_dump(source: str, tmp_path
 def test_the_page_lists_every_name_that_a_dump_may_have() -> None:
     listed = re.sub(r"\[.*", "", PAGE.partition("## The dump")[2].partition("## Recorded")[0])
     words = {word.rstrip(",").rpartition(".")[2] for line in listed.splitlines() for word in line.split()}
-    assert {part.rpartition(".")[2] for part in PARTS} <= words
+    assert {part.rpartition(".")[2] for part in {name for name, *_ in LAYER}} <= words

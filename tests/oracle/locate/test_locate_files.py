@@ -15,7 +15,7 @@ from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.commands.cli import locate as cli_locate
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
-from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
+from lfm2np.oracle.locate.dump import Dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 
 pytestmark = pytest.mark.rounding
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.rounding
 # --- files as engines write them
 
 
-def read(file: Path, names: dict[str, str] | None = None) -> Dump:
+def read(file: Path) -> Dump:
     config, _ = checkpoint(SIX)
-    return read_dump(file, config, names)
+    return read_dump(file, config)
 
 
 def reshaped(name: str, values: np.ndarray) -> np.ndarray:
@@ -84,23 +84,9 @@ def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
     assert (finding.row, finding.channel, finding.rows) == (11, 5, "the last row, 11")
 
 
-def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
-    config, tensors = checkpoint(SIX)
-    renamed = stored_dump(six_heads())
-    for index in range(4):
-        renamed[f"blk.{index}.out"] = renamed.pop(f"model.layers.{index}")
-    renamed["result_output"] = renamed.pop("lm_head")
-    mapping = tmp_path / "names.json"
-    mapping.write_text(json.dumps({"blk.{layer}.out": "model.layers.{layer}", "result_output": "lm_head"}))
-    file = written(tmp_path, renamed)
-    report = locate(tensors, config, read(file, read_names(mapping, config)))
-    assert {"model.layers.3", "lm_head"} <= {check.name for check in report.checks}
-    assert len(read(file).unknown) == 5
-
-
 @pytest.mark.parametrize(("dtype", "shape"), [("I64", (24, 3)), ("U8", (1, 24, 3))])
-def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path, dtype: str, shape: Any) -> None:
-    """Experts apart, ids of any whole numbers, names of the engine's own; attention's scores are not a router's."""
+def test_a_mixtures_tensors_are_read_by_engines_shapes(tmp_path: Path, dtype: str, shape: Any) -> None:
+    """Experts apart, ids of any whole numbers; attention's scores are not a router's."""
     directory = mixture(SCALED)
     config, tensors = checkpoint(directory)
     recorded = recorded_under(directory, FLOAT32)
@@ -109,23 +95,12 @@ def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path,
     kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
     renamed = stored_dump({name: value for name, value in recorded.items() if not name.endswith("_chosen")})
     renamed[f"{SPARSE}.expert_outputs"] = stored(outputs, "F32")
-    renamed["blk.1.topk"] = (dtype, shape, ids.astype(kind).tobytes())
-    mapping = tmp_path / "names.json"
-    mapping.write_text(json.dumps({"blk.{layer}.topk": "model.layers.{layer}.feed_forward.experts_chosen"}))
-    dump = read_dump(written(tmp_path, renamed), config, read_names(mapping, config))
+    renamed[f"{SPARSE}.experts_chosen"] = (dtype, shape, ids.astype(kind).tobytes())
+    dump = read_dump(written(tmp_path, renamed), config)
     assert np.array_equal(dump.tensors[f"{SPARSE}.experts_chosen"], ids)
     assert np.array_equal(dump.tensors[f"{SPARSE}.scores"], recorded[f"{SPARSE}.scores"])
     report = locate(tensors, config, dump)
     assert (report.findings, report.format, report.narrower) == ((), "float32", None)
-
-
-def test_one_file_of_names_does_for_dense_models_and_mixtures(tmp_path: Path) -> None:
-    names = {"topk": f"{SPARSE}.experts_chosen", "down": f"{SPARSE}.w2"}
-    for directory in (SIX, mixture(PLAIN)):
-        content = written(
-            tmp_path, {"token_ids": IDS, "model.embed_tokens": zeros(2, checkpoint(directory)[0].hidden_size)}
-        )
-        assert list(read_dump(content, checkpoint(directory)[0], names).tensors) == ["model.embed_tokens"]
 
 
 # --- files that can't be
@@ -201,23 +176,6 @@ def test_a_file_that_is_no_safetensors_or_cannot_be_read_is_an_error(tmp_path: P
             read(tmp_path / place)
 
 
-@pytest.mark.parametrize(
-    ("mapping", "fragment"),
-    [
-        ({"a": 3}, "a: 3, expected the name of a tensor"),
-        ({"a": "model.nothing"}, "'model.nothing', expected one of lm_head, model"),
-        ({"a.{layer}": "lm_head"}, "expected {layer} in both or in neither"),
-        ({"a": "lm_head", "b": "lm_head"}, "b and a both mean lm_head: expected one"),
-    ],
-)
-def test_a_mapping_that_cannot_be_is_an_error(tmp_path: Path, mapping: Any, fragment: str) -> None:
-    file = tmp_path / "names.json"
-    file.write_text(json.dumps(mapping))
-    tensors = {"token_ids": IDS, "a": zeros(2, 101), "b": zeros(2, 101)}
-    with pytest.raises(DumpError, match=fragment):
-        read(written(tmp_path, tensors), read_names(file, checkpoint(SIX)[0]))
-
-
 # --- the command
 
 
@@ -285,5 +243,4 @@ def test_the_command_warns_of_unknown_names_and_refuses_bad_files(tmp_path: Path
     with pytest.warns(UserWarning, match="1 unknown names: model.layers.0.mystery"):
         assert command(capsys, str(file))[0] == 0
     assert command(capsys, str(tmp_path / "nothing"))[0] == 3
-    assert command(capsys, str(file), "--names", str(tmp_path / "nothing"))[0] == 3
     assert command(capsys, str(file), "--model", str(tmp_path / "nothing"))[0] == 3

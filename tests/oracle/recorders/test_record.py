@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2
         with inject(name):
             return record(prompts, request, new, until)
 
-    cause = cause_of(checked, target, faulty, open_checkpoint(model.path, model.config), model, known=known_of(model))
+    tensors, known = open_checkpoint(model.path, model.config), known_of(model)
+    cause = cause_of(checked, target, lambda: faulty, tensors, model, known=known)
     assert cause is not None
     return checked, cause
 
@@ -204,8 +206,8 @@ def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_n
 
 def test_a_right_engine_has_no_cause(model: Model) -> None:
     checked = checked_target(model, Kept("lfm2np.suite.adapters:own", model.path), cases=("short-prompts",))
-    record = record_of("lfm2np:float32", model.path, "float32")
-    assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model) is None
+    renew = partial(record_of, "lfm2np:float32", model.path, "float32")
+    assert cause_of(checked, "", renew, open_checkpoint(model.path, model.config), model) is None
     assert cause_to_dump(checked, "a server", "", "") is None
 
 
@@ -245,37 +247,25 @@ class Recorded(Leaving):
         self.inner.record(prompts, request, max_tokens, recorder)
 
 
-@pytest.mark.parametrize(
-    ("engine", "name", "lines"),
-    [
-        (
-            "Leaving",
-            "short-prompts-2",
-            (
-                "Leaving has no method record(",
-                "short-prompts-2: prompt of 1, 1 new, alone after short-prompts-1; greedy",
-                "wrong after 1 request before it",
-            ),
-        ),
-        (
-            "Recorded",
-            "short-prompts-3",
-            ("short-prompts-3: prompt of 2, 1 new, alone after short-prompts-2", "lm_head"),
-        ),
-    ],
-)
-def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(
-    capsys: Any, engine: str, name: str, lines: tuple[str, ...]
-) -> None:
-    """Pinned: exit code 3 without `record`; with it, a request that is right alone was said to be wrong alone."""
-    command = ["check", f"test_record:{engine}", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
+def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(capsys: Any) -> None:
+    """Pinned: a request that is right alone was said to be wrong alone."""
+    command = ["check", "test_record:Recorded", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
     assert main(command) == 1
     report = json.loads(capsys.readouterr().out)
     cause = report["figures"]["cause"]
-    assert (cause["request_id"], len(cause["prompts"]), len(cause["before"])) == (name, 1, 1)
-    assert ("or one before it that was not dumped" in json.dumps(report)) == (cause["finding"] is not None)
+    assert (cause["request_id"], len(cause["prompts"]), len(cause["before"])) == ("short-prompts-2", 1, 1)
+    assert "or one before it that was not dumped" in json.dumps(report)
     text = "\n".join(cause["lines"])
-    assert all(line in text for line in lines), text
+    assert "short-prompts-2: prompt of 1, 1 new, alone after short-prompts-1" in text and "lm_head" in text
+
+
+def test_of_an_engine_without_a_recorder_the_request_to_dump_is_named(capsys: Any) -> None:
+    """Pinned: exit code 3."""
+    command = ["check", "test_record:Leaving", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
+    assert main(command) == 1
+    text = "\n".join(json.loads(capsys.readouterr().out)["figures"]["cause"]["lines"])
+    assert "Leaving has no method record(" in text
+    assert "short-prompts-2: prompt of 1, 1 new, alone; greedy" in text
 
 
 def test_an_invalid_recorder_is_refused_before_any_request(capsys: Any) -> None:

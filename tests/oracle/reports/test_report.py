@@ -97,6 +97,22 @@ def test_the_text_of_a_wrong_engine_says_why_and_what_next_before_what_was_not_t
     assert [line[11:] for line in untested] == wrong.not_tested and "batches" in wrong.not_tested
 
 
+@pytest.mark.parametrize(
+    ("target", "records"),
+    [
+        ("module:factory", True),
+        ("transformers:", True),
+        ("http://host:1", False),
+        ("exec:x", False),
+        ("a.jsonl", False),
+    ],
+)
+def test_what_is_offered_next_works_for_the_kind_of_target(wrong: Checked, target: str, records: bool) -> None:
+    """Answers that were recorded, of a server or a process, can't be run again with activations."""
+    (step,) = report_of(wrong, target).next_steps
+    assert step.startswith("--locate records") == records and ("--locate RECORDER" in step) != records
+
+
 def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checked) -> None:
     text = as_text(report_of(wrong), COMMAND)
     first, total = wrong.total.first_wrong, wrong.total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import math
 import re
 import subprocess
 import sys
@@ -114,6 +115,22 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
     assert tuple(verdict(packaged(), answers, format_name) for format_name in golden.BOUNDED) == codes
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_log_probability_that_is_no_number_is_wrong_whatever_its_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    """As Python's json writes it; of a token that can't be judged, too."""
+    set_file, file, answers = tmp_path / "vectors.json", tmp_path / "answers.jsonl", right_answers(packaged())
+    answers[2]["logprobs"][1] = value
+    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    set_file.write_bytes(packaged_set().read_bytes())
+    assert vectors_plain.main([str(set_file), str(file), "--format", "bfloat16"]) == 1
+    named = f"{answers[2]['id']} position 1: log-probability {value} of token {answers[2]['token_ids'][1]}: expected"
+    assert f"BUG           {named} a finite number" in capsys.readouterr().out
+    position = packaged()["vectors"][2]["positions"][1]
+    assert vectors_plain.judge_token(position, 10**6, value, "bfloat16", packaged())[0] == "BUG"
+
+
 def test_what_is_not_tested_is_said() -> None:
     answers = right_answers(packaged())
     no_logprobs(answers)
@@ -131,8 +148,6 @@ def test_answers_that_stand_twice_are_counted_as_such() -> None:
     ("line", "message"),
     [
         ("{", "line 1: not JSON"),
-        ('{"id": "short-1-ids", "token_ids": [1], "logprobs": [NaN]}', "line 1: not JSON: NaN"),
-        ('{"id": "short-1-ids", "token_ids": [1], "logprobs": [1e999]}', "line 1: not JSON: 1e999"),
         ('{"id": "short-1-ids", "token_ids": [1], "token_ids": [2]}', "line 1: not JSON: a name stands twice"),
         ('{"id": "short-1-ids", "token_ids": [1], "logprobs": []}', "logprobs: 0 for 1 token_ids"),
         ('{"id": "short-1-ids", "token_ids": [true]}', "token_ids: expected a list of whole numbers"),

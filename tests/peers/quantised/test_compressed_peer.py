@@ -28,9 +28,9 @@ import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.names import in_file
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.packed.compressed import InputRounding
 from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.tensors import input_roundings, open_checkpoint
 
 pytestmark = pytest.mark.peers
 

@@ -1,7 +1,9 @@
 """What is drawn: valid, within its limits, and of every kind that breaks engines."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 from any_traces import any_traces
@@ -17,15 +19,18 @@ from lfm2np.suite.fuzz.draw_traces import (
     SPECIAL,
     Around,
     content,
-    lengths,
-    traces,
+    drawn_length,
+    drawn_trace,
     unfit,
 )
 
 ALPHABET = tuple(range(20, 60))
 VOCABULARY = 64
 SMALL = Around(16, 40, 4, 400, ALPHABET, (1,), False, (" ", "e"), True, True)
-ROUND = settings(max_examples=20)
+
+
+def drawn(around: Around, count: int) -> Iterator[Trace]:
+    return (drawn_trace(around, str(seed)) for seed in range(count))
 
 
 @st.composite
@@ -49,9 +54,9 @@ def is_of_draws(trace: Trace, around: Around) -> bool:
     return around.sampling and len(trace.requests) == DRAWN and all(request.is_sampled for request in trace.requests)
 
 
-@given(st.data(), arounds())
-def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, around: Around) -> None:
-    trace = data.draw(traces(around))
+@given(st.integers(0, 10**6), arounds())
+def test_each_trace_is_valid_and_within_what_may_be_asked(seed: int, around: Around) -> None:
+    trace = drawn_trace(around, str(seed))
     assert unfit(around, VOCABULARY, trace) is None
     assert trace.num_tokens <= MOST_TOKENS_OF_A_TRACE
     assert len(trace.requests) <= min(12, around.slots + 3) or is_of_draws(trace, around)
@@ -101,37 +106,26 @@ def kinds(trace: Trace, around: Around) -> set[str]:
 @pytest.mark.slow
 def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
     seen: Counter[str] = Counter()
-
-    @settings(max_examples=250, derandomize=True, database=None)
-    @given(traces(SMALL))
-    def one(trace: Trace) -> None:
+    for trace in drawn(SMALL, 250):
         seen.update(kinds(trace, SMALL))
-
-    one()
     wanted = """left before the first token;left midway;cold;streamed;stop;pause;several;sampled;again;longer;
         another last token;waits for tokens;waits for an end;long after short;at a border;behind a border;
         before a border;between;over a chunk;tiny;with BOS;without BOS;more than slots"""
     assert {name.strip() for name in wanted.split(";")} - {name for name, count in seen.items() if count >= 3} == set()
 
 
-@ROUND
-@given(traces(Around(4, 24, 4, 90, ALPHABET)))
-def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
-    assert all(request.stop is None and not request.is_sampled and request.params.n == 1 for request in trace.requests)
+def test_what_the_engine_does_not_take_or_is_left_out_is_not_drawn() -> None:
+    for trace in drawn(Around(4, 24, 4, 90, ALPHABET), 30):
+        assert all(sent.stop is None and not sent.is_sampled and sent.params.n == 1 for sent in trace.requests)
+    for trace in drawn(replace(SMALL, without=tuple(text for text in SPECIAL if text)), 30):
+        for request in trace.requests:
+            sent = {name: getattr(request, name) for name in ("after", "after_tokens", "pause")}
+            assert request == greedy("", request.prompt_token_ids, request.max_tokens, **sent)
 
 
-@ROUND
-@given(traces(replace(SMALL, without=tuple(text for text in SPECIAL if text))))
-def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
-    for request in trace.requests:
-        sent = {name: getattr(request, name) for name in ("after", "after_tokens", "pause")}
-        assert request == greedy("", request.prompt_token_ids, request.max_tokens, **sent)
-
-
-@ROUND
-@given(lengths(SMALL))
-def test_lengths_stay_within_half_of_the_context_or_are_near_a_far_border(length: int) -> None:
-    assert 1 <= length <= 200 or 252 <= length <= 304
+def test_lengths_stay_within_half_of_the_context_or_are_near_a_far_border() -> None:
+    lengths = [drawn_length(SMALL, Random(seed)) for seed in range(300)]
+    assert all(1 <= length <= 200 or 252 <= length <= 304 for length in lengths)
 
 
 @pytest.mark.parametrize(
@@ -141,40 +135,21 @@ def test_lengths_stay_within_half_of_the_context_or_are_near_a_far_border(length
 def test_requests_cross_256_and_512_where_the_context_holds_them(longest: int, wanted: set[int]) -> None:
     """With small blocks and chunks none did, however long the context: what goes wrong from there on was missed."""
     seen: Counter[int] = Counter()
-
-    @settings(max_examples=40, derandomize=True, database=None)
-    @given(traces(Around(16, 64, 4, longest, ALPHABET)))
-    def one(trace: Trace) -> None:
-        ends = {len(sent.prompt_token_ids) + sent.max_tokens for sent in trace.requests}
-        seen.update(border for border in FAR for end in [max(ends)] if end > border + 1)
-
-    one()
+    for trace in drawn(Around(16, 64, 4, longest, ALPHABET), 40):
+        end = max(len(sent.prompt_token_ids) + sent.max_tokens for sent in trace.requests)
+        seen.update(border for border in FAR if end > border + 1)
     assert {border for border, count in seen.items() if count >= 3} == wanted
 
 
 def test_many_lengths_are_at_the_borders_of_blocks_and_chunks() -> None:
-    seen: Counter[int] = Counter()
-    rows = st.lists(lengths(Around(100, 1000, 4, 100_000, ALPHABET)), min_size=10, max_size=10)
-
-    @settings(max_examples=40, derandomize=True, database=None)
-    @given(rows)
-    def one(row: list[int]) -> None:
-        seen.update((length + 1) % 100 for length in row)
-
-    one()
+    around = Around(100, 1000, 4, 100_000, ALPHABET)
+    seen = Counter((drawn_length(around, Random(seed)) + 1) % 100 for seed in range(400))
     assert all(seen[off] >= 12 for off in (0, 1, 2)), seen  # one before, at, and behind
 
 
 def test_the_prompts_of_one_trace_stay_within_its_budget() -> None:
-    whole: list[int] = []
-
-    @settings(max_examples=40, derandomize=True, database=None)
-    @given(traces(Around(300, 700, 12, 100_000, ALPHABET)))
-    def one(trace: Trace) -> None:
-        whole.append(trace.num_tokens)
-
-    one()
-    assert 1000 < max(whole) <= MOST_TOKENS_OF_A_TRACE
+    tokens = [trace.num_tokens for trace in drawn(Around(300, 700, 12, 100_000, ALPHABET), 40)]
+    assert 1000 < max(tokens) <= MOST_TOKENS_OF_A_TRACE
 
 
 @given(st.integers(0, 99), st.integers(0, 40), st.integers(0, 40))
@@ -213,7 +188,7 @@ def test_several_samples_are_unfit_where_one_is_given() -> None:
     assert unfit(around, VOCABULARY, trace) == "requests[0].n 2: this engine gives one"
 
 
-@ROUND
+@settings(max_examples=20)
 @given(any_traces())
 def test_unfit_raises_for_no_trace(trace: Trace) -> None:
     assert unfit(Around(4, 4, 4, 9, ALPHABET, (1,), True), VOCABULARY, trace) != ""

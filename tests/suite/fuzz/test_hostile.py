@@ -19,7 +19,7 @@ from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
-from lfm2np.suite.fuzz.watched import Watcher, more_than
+from lfm2np.suite.fuzz.watched import more_than
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -45,7 +45,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         probed.probe()
     with player_of(here, timeout) as player:
         player._spoken, player.is_streaming = probed._spoken, probed.is_streaming
-        assert isinstance(player.watcher, Watcher)
+        assert player.held() is not None  # made before the trouble
         before = threads()
         spoil(here)
         outcome = player.play(trace)

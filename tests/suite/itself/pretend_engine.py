@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from lfm2np.oracle.engines.records import Answer, Request, Trace
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, ignored, rounds_of
+from lfm2np.oracle.engines.target import Abilities, Answers, Played, rounds_of
 
 VOCAB = 16
 LETTERS = "abcdefghijklmnop"  # the text of each token
@@ -75,7 +75,7 @@ class Pretend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+    def play(self, trace: Trace) -> Played:
         answers: dict[int, Answers] = {}
         for indices in rounds_of(trace):
             aborted = sum(trace.requests[index].abort_after is not None for index in indices)

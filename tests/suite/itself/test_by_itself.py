@@ -1,4 +1,4 @@
-"""A drawn trace, judged by the engine's own answers to its requests alone."""
+"""A trace that is handed over, compared with the engine's own answers to its requests alone."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from pretend_engine import VOCAB, Bug, Circumstances, Pretend
+from pretend_engine import Bug, Pretend
 
-from lfm2np.oracle.engines.records import DEAD, HANG, Answer, Trace, changed, failed, greedy
-from lfm2np.oracle.engines.target import LEAK, Arrived, Played, Trouble, ignored
-from lfm2np.suite.fuzz.campaign import Campaign
-from lfm2np.suite.fuzz.draw_traces import Around
-from lfm2np.suite.itself.by_itself import ByItself, alone
+from lfm2np.oracle.engines.records import Trace, changed, failed, greedy
+from lfm2np.oracle.engines.target import Played
+from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.pairs import allowed_by
 from lfm2np.suite.itself.rounding_spread import Spread
 
@@ -28,82 +26,41 @@ TRACE = Trace(
 )
 
 
-def judged(bug: Bug | None = None, trace: Trace = TRACE, noise: float = 1e-6, **fields: bool) -> str | None:
-    """What is wrong with the answers to a trace, or None."""
-    player = Pretend(noise, bug, 0.1)
-    finding = ByItself(player, SPREAD, VOCAB, **fields).finding(trace, player.play(trace))
-    assert finding is None or (finding.kind, finding.request is not None) == ("differs", True)
-    return None if finding is None else finding.what
-
-
-def test_a_right_engine_is_right() -> None:
-    assert judged() is None
-    assert judged(noise=0.0, is_bitwise=True) is None
-
-
 @pytest.mark.parametrize(
-    ("bug", "request_"),
+    ("bug", "is_bitwise", "expected"),
     [
-        (lambda now, position: now.beside > 0 and now.place == 2 and not position, 3),
-        (lambda now, position: now.cached == 3 and position == 1, 1),
-        (lambda now, position: bool(now.sent.params.temperature) and now.beside > 0 and position < 2, 2),
+        (None, False, None),
+        (lambda now, position: now.beside > 0 and now.place == 2 and not position, False, "request 3: a"),
+        (lambda now, position: now.cached == 3 and position == 1, False, "request 1: a"),
+        (lambda now, position: bool(now.sent.params.temperature) and now.beside > 0, False, "request 2: a"),
+        (None, True, "request 0: "),
     ],
 )
-def test_the_first_request_that_differs_is_named(bug: Bug, request_: int) -> None:
-    assert (judged(bug) or "").startswith(f"request {request_}: a")
+def test_the_first_request_that_differs_is_named(bug: Bug | None, is_bitwise: bool, expected: str | None) -> None:
+    player = Pretend(1e-6, bug, 0.1)
+    finding = ByItself(player, SPREAD, is_bitwise).finding(TRACE, player.play(TRACE))
+    assert (None if finding is None else finding.what[: len(expected or "")]) == expected
+    assert finding is None or finding.kind == "differs"
 
 
-def test_bits_may_be_demanded() -> None:
-    assert "have other bits" in (judged(is_bitwise=True) or "")
-
-
-def test_what_is_wrong_by_decode_alone_shows_in_its_scores() -> None:
-    wrong: Bug = lambda now, position: position == 3  # noqa: E731
-    assert judged(wrong) is None
-    assert (judged(wrong, with_scores=True) or "").startswith("request 0: a log-probability at output token 3")
-
-
-def test_an_answer_that_was_left_is_compared_as_far_as_it_came() -> None:
+def test_an_aborted_answer_is_compared_as_far_as_it_came_and_troubles_come_first() -> None:
     player = Pretend()
     whole = player.play(Trace((SENT,))).answers[0][0]
     cut = replace(whole, token_ids=(whole.token_ids or ())[:2], logprobs=(whole.logprobs or ())[:2], top_logprobs=None)
-    judge, trace = ByItself(player, SPREAD, VOCAB), Trace((replace(SENT, abort_after=2),))
+    judge, trace = ByItself(player, SPREAD), Trace((replace(SENT, abort_after=2),))
     assert judge.finding(trace, Played(((replace(cut, is_aborted=True),),))) is None
     wrong = replace(cut, logprobs=((cut.logprobs or (0.0,))[0] - 0.1, *(cut.logprobs or ())[1:]))
     assert judge.finding(trace, Played(((replace(wrong, is_aborted=True),),))) is not None
-    assert judge.finding(Trace((SENT,)), Played(((cut,),))) is not None  # not left, and too short
-
-
-def test_troubles_come_first() -> None:
-    judge = ByItself(Pretend(), SPREAD, VOCAB)
-    for trouble in (Trouble(DEAD, "gone"), Trouble(LEAK, "slots")):
-        finding = judge.finding(Trace((SENT,)), Played(((Answer(),),), trouble))
-        assert finding is not None and (finding.kind, finding.what) == (trouble.kind, trouble.what)
+    assert judge.finding(Trace((SENT,)), Played(((cut,),))) is not None  # not aborted, and too short
     finding = judge.finding(Trace((SENT,)), Played(((failed("HTTP 500"),),)))
     assert finding is not None and (finding.kind, finding.request) == ("5xx", 0)
 
 
-def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
-    class Hangs(Pretend):
-        def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-            hung = (failed("no complete answer", HANG),)
-            pairs = zip(trace.requests, super().play(trace).answers, strict=True)
-            return Played(tuple(hung if sent.is_scored else answers for sent, answers in pairs))
-
-    player = Hangs()
-    judge = ByItself(player, SPREAD, VOCAB, with_scores=True)
-    trace = Trace((SENT,))
-    for _ in range(2):  # it is not taken for known
-        finding = judge.finding(trace, player.play(trace))
-        assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
-        assert finding.what == "request 0, asked again alone: no complete answer"
-
-
 def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:
     player = Pretend()
-    judge = ByItself(player, SPREAD, VOCAB)
+    judge = ByItself(player, SPREAD)
     right = judge.right(replace(SENT, after=None, streamed=True), None)
-    answer = player.play(Trace((alone(SENT),))).answers[0][0]
+    answer = player.play(Trace((judge.alone(SENT),))).answers[0][0]
     assert [(token.token_id, token.logprob) for token in right] == list(
         zip(answer.token_ids or (), answer.logprobs or (), strict=True)
     )
@@ -114,34 +71,7 @@ def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:
     assert right[0].bound == pytest.approx(300e-6 * allowed.scales[allowed.at(right[0].token_id)])
     assert right[0].decided == (right[0].logprob - max(others) > math.sqrt(2) * 300e-6)
     assert judge.right(changed(SENT, temperature=1.0), None) == []
-    assert judge.alone(replace(SENT, after=0, abort_after=1)) == alone(SENT)
-    assert ByItself(player, SPREAD, VOCAB, is_same=False).alone(SENT) is None
-
-
-def test_an_answer_alone_is_asked_for_once() -> None:
-    player = Pretend()
-    judge = ByItself(player, SPREAD, VOCAB)
-    played = player.play(TRACE)
-    judge.finding(TRACE, played)
+    assert judge.alone(replace(SENT, after=0, abort_after=1)) == judge.alone(SENT)
     count = player.number
-    judge.finding(TRACE, played)
-    assert player.number == count
-
-
-def test_what_was_seen_once_and_in_no_replay_is_counted_and_is_no_finding() -> None:
-    around = Around(4, 12, 4, 40, tuple(range(8, VOCAB)))
-
-    def failures(bug: Bug) -> tuple[int, int]:
-        player = Pretend(0.0, bug, 0.1)
-        campaign = Campaign(ByItself(player, SPREAD, VOCAB), player, around, is_live=False)
-        return len(list(campaign.run(0, 20, None))), campaign.counts.once
-
-    wrong: list[int] = []
-
-    def once(now: Circumstances, position: int) -> bool:
-        if not wrong and now.beside > 0:
-            wrong.append(now.number)
-        return now.number in wrong
-
-    assert failures(once) == (0, 1) and len(wrong) == 1
-    assert failures(lambda now, position: now.beside > 0 and now.place > 0) == (1, 0)
+    judge.right(SENT, None)
+    assert player.number == count  # an answer alone is asked for once

@@ -1,4 +1,4 @@
-"""`check`, `fuzz` and the pytest plugin against itself and against another engine, over HTTP and in this process."""
+"""`check` and the pytest plugin against itself and against another engine, over HTTP and in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from served_here import serving
 
 import lfm2np
 from lfm2np.commands.cli import check as check_command
-from lfm2np.commands.cli import fuzz as fuzz_command
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
@@ -74,7 +73,7 @@ def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
-def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_a_fault_breaks_is_handed_over_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
     with serving("float32") as right:
         with inject(FAULT), serving("float32") as here:
@@ -131,28 +130,6 @@ def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left
     code, report, _ = check(capsys, "beside_others:certain", *few)
     assert code == 1 and 20 < report["figures"]["relations"][0]["noise"] < 30
     assert check(capsys, "beside_others:right", *few)[0] == 0
-
-
-def test_fuzz_finds_other_tokens_beside_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--against", "itself", *SIZES, "--examples", "20", "--shrink-minutes", "0", "--json"]
-    words += ["--out", str(tmp_path)]
-    for name, code in (("likely", 1), ("undecided", 1), ("right", 0)):
-        assert main(["fuzz", f"beside_others:{name}", *words]) == code, name
-        found = json.loads(capsys.readouterr().out)["findings"]
-        assert [finding["kind"] for finding in found] == ["differs"] * code
-
-
-@pytest.mark.slow
-def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["fuzz", "--against", "itself", *SIZES, "--examples", "60", "--shrink-minutes", "0.05", "--json"]
-    words += ["--out", str(tmp_path)]
-    with inject(FAULT), serving("float32") as here:
-        assert main([*words, here.url]) == 1
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["kind"] == "differs" and Path(finding["evidence"]["folder"], "reproduce.py").exists()
-    with serving("float32") as here:
-        assert main([*words[:-2], "--out", str(tmp_path / "none"), here.url]) == 0
-    capsys.readouterr()
 
 
 @pytest.mark.slow
@@ -233,16 +210,12 @@ class Read(argparse.Namespace):
 READ: set[str] = set()
 
 
-@pytest.mark.parametrize(("command", "module"), [("check", check_command), ("fuzz", fuzz_command)])
-def test_each_option_is_used_or_refused_with_against(
-    command: str, module: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = [command, "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
-    words += ["--relations", "batch"] if command == "check" else ["--examples", "3", "--shrink-minutes", "0"]
-    arguments = build_parser(command).parse_args(words)
+def test_each_option_is_used_or_refused_with_against(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["check", "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
+    arguments = build_parser("check").parse_args([*words, "--relations", "batch"])
     READ.clear()
     with pytest.raises(Lfm2npError):
-        module.run(Read(**vars(arguments)))
+        check_command.run(Read(**vars(arguments)))
     assert not set(vars(arguments)) - {"command", "run"} - READ
 
 

@@ -1,4 +1,4 @@
-"""--against itself | TARGET: an engine of any model, without a checkpoint, for `check` and `fuzz`."""
+"""--against itself | TARGET: an engine of any model, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.suite.itself.asked import Asking
-from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
 from lfm2np.suite.itself.target_engine import Options, asking_of, smaller
 
@@ -46,18 +45,6 @@ def asking(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Asking
     return asking
 
 
-def judge_of(asking: Asking, other: Asking | None = None) -> ByItself:
-    """After `begin`: by the engine itself, or by another."""
-    return ByItself(
-        (other or asking).players[""],
-        asking.spread if other is None else asking.widest,
-        asking.sizes.vocab,
-        is_same=other is None,
-        with_scores=asking.abilities.tells_prompt_logprobs,
-        is_bitwise=asking.is_bitwise,
-    )
-
-
 def options_of(arguments: argparse.Namespace) -> Options:
     return Options(
         checkpoint_path(arguments.model),
@@ -87,7 +74,7 @@ def require(arguments: argparse.Namespace) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Those that `check` and `fuzz` share, in a group for what needs --against."""
+    """In a group for what needs --against."""
     group = parser.add_argument_group("without a checkpoint (docs/engine/17-itself.md)")
     against = (
         "compare the engine's answers with its own to the same request alone (itself), or with those of another engine "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import against
@@ -15,8 +14,6 @@ from lfm2np.oracle.report.report import Report
 from lfm2np.suite.itself.asked import Asking, Held
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.relations import NAMES, RELATIONS, Relation
-
-SHRINK_SECONDS = 60.0
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -52,42 +49,28 @@ def compared(arguments: argparse.Namespace) -> Report:
         with progress_bar("relations") as asking.report:
             asking.run(chosen(arguments.relations))
         broken = asking.broken if arguments.out is not None else []
-        folders = {
-            f"{held.relation.name}, {how}": where for held in broken for how, where in written(arguments, asking, held)
-        }
+        folders = {held.relation.name: written(arguments, asking, held) for held in broken}
     return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD])
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
 
 
-def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterator[tuple[str, str]]:
-    """A broken relation, shrunk and as it was asked, each in a folder; or why not.
-
-    A server that can't be started from here keeps what earlier requests left behind, and shrinking may end in a trace
-    that needs that. The whole trace brings its own past.
-    """
-    from lfm2np.suite.fuzz.campaign import Campaign
-    from lfm2np.suite.fuzz.draw_traces import Around
+def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> str:
+    """The folder with the trace that breaks a relation, played once more; or why there is none."""
+    from lfm2np.suite.fuzz.campaign import Failure
     from lfm2np.suite.fuzz.hand_over import Context, hand_over
+    from lfm2np.suite.itself.by_itself import ByItself
 
     trace = held.broken.trace if held.broken is not None else None
     if trace is None or held.relation.player or held.relation.samples:
-        yield "no script", "it needs more than requests to one server"
-        return
-    player, sizes = asking.players[""], asking.sizes
-    judge = against.judge_of(asking)
-    around = Around(sizes.block, sizes.chunk, sizes.slots, sizes.longest, tuple(range(sizes.vocab)))
-    campaign = Campaign(judge, player, around, shrink_seconds=SHRINK_SECONDS)
-    campaign.counts.traces += 1
-    played, finding = campaign.play(trace)
+        return "no script: it needs more than requests to one server"
+    player = asking.players[""]
+    judge = ByItself(player, asking.spread, asking.is_bitwise)
+    played = player.play(trace)
+    finding = judge.finding(trace, played)
     if finding is None:
-        yield "no script", "not seen again when its requests were compared with themselves alone"
-        return
-    failure = campaign.minimize(trace, played, finding)
-    campaign.raise_interrupt()
+        return "no script: not seen again when its requests were compared with themselves alone"
+    failure = Failure(trace, played, finding, held.rounds, trace, asking.traces, asking.seconds, 0.0)
     context = Context(arguments.target, asking.abilities.engine, asking.format_name, "", "none", command_line())
-    yield "shrunk", str(hand_over(Path(arguments.out), failure, judge, player, context))
-    if failure.trace != trace and not failure.is_fresh:
-        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1))
-        yield "as it was asked", str(hand_over(Path(arguments.out), whole, judge, player, context))
+    return str(hand_over(Path(arguments.out), failure, judge, player, context))

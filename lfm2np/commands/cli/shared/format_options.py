@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from lfm2np.checkpoint.files import is_gguf, read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.commands.cli.shared.parser import add, meant
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects

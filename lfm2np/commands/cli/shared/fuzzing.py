@@ -4,65 +4,47 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.commands.cli.check import target_of
-from lfm2np.commands.cli.shared import against, format_options, work
+from lfm2np.commands.cli.shared import format_options, work
 from lfm2np.commands.cli.shared.parser import one_line, option
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import command_line
 from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
+from lfm2np.oracle.engines.named import TRANSFORMERS
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
+from lfm2np.oracle.judging.formats import KV
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
-from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
+from lfm2np.suite.fuzz.hand_over import Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
-from lfm2np.suite.fuzz.judge import ByTruth, Judge
-from lfm2np.suite.fuzz.sizes import (
-    ASSUMED,
-    EXAMPLES,
-    GIVEN,
-    LEAST_CONTEXT,
-    MODELS,
-    REPLAYS,
-    REPORTED,
-    Size,
-    Sizes,
-    assumed,
-    sizes_of,
-)
+from lfm2np.suite.fuzz.judge import ByTruth
+from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.fuzz.started import StartedServer, answers
-from lfm2np.suite.fuzz.watched import WatchedServer
-from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, HTTP, SLOTS
+from lfm2np.suite.itself.target_engine import HTTP, Options, player_of
 
-HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}  # of a factory without options
-EARLIER_REPLAYS = 3
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
 class Subject(NamedTuple):
-    """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
+    """What is under test: how it is played, who judges, what is drawn for it."""
 
     player: Target
-    judge: Judge
+    judge: ByTruth
     around: Around
-    sizes: Sizes
     context: Context
-    tells_logprobs: bool
+    abilities: Abilities
 
 
 def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
@@ -72,8 +54,7 @@ def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
     require_place(Path(arguments.out))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(started_server(arguments))
-        of = by_truth if arguments.against is None else by_itself
-        subject = of(arguments, left_out, stack)
+        subject = by_truth(arguments, left_out, stack)
         campaign, found, is_interrupted = played(arguments, subject, started)
     return report_of(arguments, subject, campaign, found), is_interrupted
 
@@ -95,7 +76,12 @@ def started_server(arguments: argparse.Namespace) -> Iterator[StartedServer | No
 def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
-    player = player_of(arguments, model)
+    given = {name: getattr(arguments, name) for name in TOLD}
+    computed_in = ""
+    if arguments.target.startswith(TRANSFORMERS):
+        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    options = Options(model.path, given, model.config.vocab_size, arguments.name, arguments.timeout, computed_in)
+    player = player_of(arguments.target, options, model.tokenizer_or_none, MOST_REQUESTS)  # all that are due
     stack.callback(player.close)
     abilities = player.probe()
     if not abilities.tells_token_ids:
@@ -106,47 +92,15 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
     judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
-    sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
-    around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
-    return Subject(player, judge, around, sizes, context, abilities.tells_logprobs)
-
-
-def player_of(arguments: argparse.Namespace, model: Model) -> Target:
-    """An engine in Python gets given sizes as hints; of a local one all requests that are due are sent at once."""
-    if arguments.target.startswith(HTTP):
-        return WatchedServer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
-    if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
-        sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
-        return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
-    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model)
-
-
-def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
-    """Its spread is measured first; with another engine the larger of both."""
-    against.require(arguments)
-    asking = against.asking(arguments, stack)
-    abilities, sizes = asking.abilities, asking.sizes
-    if not abilities.tells_logprobs:
-        raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
-    asking.begin()
-    source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
-    around_sizes = sizes_of(given(arguments), abilities, Size(sizes.longest, source))
-    takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
-    around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
-    context = Context(arguments.target, abilities.engine, asking.format_name, "", "none", command_line())
-    player, judge = asking.players[""], against.judge_of(asking, asking.other)
-    return Subject(player, judge, around, around_sizes, context, True)
-
-
-def given(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {name: getattr(arguments, name) for name in HINTS}
+    around = around_of(given, left_out, model, abilities)
+    return Subject(player, judge, around, context, abilities)
 
 
 def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
 ) -> tuple[Campaign, list[tuple[Failure, Path]], bool]:
     """The campaign at its end, each failure with its folder, and whether an interrupt came after one."""
-    player, judge, around, _, context, _ = subject
+    player, judge, around, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -192,53 +146,35 @@ def renewal(player: Target, started: StartedServer | None) -> tuple[Callable[[],
 
 
 def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Failure]:
-    """Of the traces that are replayed; else of those that earlier runs left in --out, and then of new ones."""
-    if arguments.replay:
-        traces = {name: read_trace(Path(name)) for name in arguments.replay}
-        for name, trace in traces.items():
-            if why := campaign.unfit(trace):
-                raise RequestError(f"{name}: {why}")
-        yield from campaign.known(list(traces.values()), REPLAYS)
+    """Of the traces that are replayed, else of new ones."""
+    if not arguments.replay:
+        examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
+        seconds = None if arguments.minutes is None else arguments.minutes * 60
+        yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
         return
-    earlier = []
-    for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
-        trace = read_trace(path)
+    traces = {name: read_trace(Path(name)) for name in arguments.replay}
+    for name, trace in traces.items():
         if why := campaign.unfit(trace):
-            say(f"{path}: left out: {why}")
-        else:
-            earlier.append(trace)
-    for failure in campaign.known(earlier, EARLIER_REPLAYS):
-        yield failure
-        campaign.raise_interrupt()
-        if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
-            return
-    examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
-    seconds = None if arguments.minutes is None else arguments.minutes * 60
-    yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
+            raise RequestError(f"{name}: {why}")
+    yield from campaign.known(list(traces.values()), REPLAYS)
 
 
-def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities) -> Size:
-    most = model.config.max_position_embeddings
-    if arguments.max_model_len is not None and arguments.max_model_len > most:
-        expected = f"expected at most {most}: max_position_embeddings (config.json)"
-        raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
-    if arguments.max_model_len is not None:
-        return Size(arguments.max_model_len, GIVEN)
-    longest = min(most, abilities.longest or most)
-    return Size(max(LEAST_CONTEXT, longest), MODELS if longest == most else REPORTED)
-
-
-def around_of(
-    left_out: tuple[str, ...], tokenizer: Tokenizer | None, vocab_size: int, abilities: Abilities, sizes: Sizes
-) -> Around:
-    """`left_out`: of --without. Without a tokenizer no text is known, so no stop string."""
-    alphabet = alphabet_of(tokenizer, vocab_size)
-    block, chunk, slots, longest = (sizes[name].value for name in TOLD)
+def around_of(given: Mapping[str, int | None], left_out: tuple[str, ...], model: Model, abilities: Abilities) -> Around:
+    """`given`: of TOLD; what neither the user nor the engine says is assumed. `left_out`: of --without. Without a
+    tokenizer no text is known, so no stop string."""
+    most, tokenizer = model.config.max_position_embeddings, model.tokenizer_or_none
+    asked = given["max_model_len"]
+    if asked is not None and asked > most:
+        raise RequestError(f"--max-model-len {asked}: expected at most {most}: max_position_embeddings (config.json)")
+    reported = (abilities.block, abilities.chunk, abilities.slots, abilities.longest)
+    known = {name: given[name] or size for name, size in zip(TOLD, reported, strict=True)}
+    block, chunk, slots, longest = known.values()
+    alphabet = alphabet_of(tokenizer, model.config.vocab_size)
     return Around(
-        block=block,
-        chunk=chunk,
-        slots=slots,
-        longest=longest,
+        block=block or BLOCK,
+        chunk=chunk or CHUNK,
+        slots=slots or SLOTS,
+        longest=max(LEAST_CONTEXT, min(most, longest or most)),
         alphabet=alphabet,
         first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
         needs_first=not abilities.takes_token_ids,
@@ -246,7 +182,7 @@ def around_of(
         samples=abilities.takes_samples,
         sampling=abilities.takes_sampling,
         without=left_out,
-        is_assumed=bool(assumed(sizes)),
+        assumed=tuple(name for name, size in known.items() if size is None and name != "max_model_len"),
     )
 
 
@@ -261,16 +197,16 @@ def without(names: str) -> tuple[str, ...]:
 def report_of(
     arguments: argparse.Namespace, subject: Subject, campaign: Campaign, found: list[tuple[Failure, Path]]
 ) -> Report:
-    counts, judge, sizes, context = campaign.counts, subject.judge, subject.sizes, subject.context
-    differs = {} if judge.is_certain else {"against": arguments.against, "expected": judge.expected}
-    unknown = [] if arguments.replay else assumed(sizes)
-    once = f"{counts.once} differences that were seen once and never again"
-    shown = [f"{name} {size.value} ({size.source})" for name, size in sizes.items()]
+    counts, context, around = campaign.counts, subject.context, subject.around
+    sizes = dict(zip(TOLD, (around.block, around.chunk, around.slots, around.longest), strict=True))
+    unknown = [] if arguments.replay else list(around.assumed)
+    shown = [f"{name} {size}{' (assumed)' * (name in around.assumed)}" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
-    longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
-    guess = f"max_model_len {longest.value} is {longest.source}: if the engine takes fewer, give --max-model-len"
-    too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
+    is_refused = any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
+    is_known = arguments.replay or arguments.max_model_len or subject.abilities.longest == around.longest
+    guess = f"max_model_len {around.longest} is the model's: if the engine takes fewer, give --max-model-len"
+    too_long = [guess] if is_refused and not is_known else []
     files = "trace.json, report.html, issue.md" + ", reproduce.py" * arguments.target.startswith(HTTP)
     folders = [f"{folder}: {files}" for _, folder in found]
     return Report(
@@ -281,15 +217,13 @@ def report_of(
         facts={
             "engine": context.engine,
             "format": f"{context.format_name} ({context.why_format})" if context.why_format else context.format_name,
-            **({"judged": judge.expected} if differs else {}),
             "played": f"{counts.traces} traces and {counts.replays} replays: {counts.requests} requests, "
             f"{counts.tokens} tokens, in {counts.seconds:.0f} s",
             "sizes": ", ".join(shown),
-            **({"once": once} if counts.once else {}),
         },
         next_steps=[*folders, *lone, *too_long],
         not_tested=[
-            *([] if subject.tells_logprobs else [TOKENS_ONLY]),
+            *([] if subject.abilities.tells_logprobs else [TOKENS_ONLY]),
             *([assumed_text(unknown)] if unknown and not found else []),
         ],
         sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
@@ -298,8 +232,7 @@ def report_of(
             "format": context.format_name,
             "why_format": context.why_format,
             **{name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")},
-            **({**differs, "once": counts.once} if differs else {}),
-            "sizes": {name: {"value": size.value, "from": size.source} for name, size in sizes.items()},
+            "sizes": sizes,
             "assumed": unknown,
             "seconds": round(counts.seconds, 1),
         },

@@ -85,15 +85,13 @@ class Location(NamedTuple):
 class Metrics(NamedTuple):
     """Names in /metrics, without labels.
 
-    active    requests that run or wait
-    memory    share of the cache that requests use; cached blocks that no request uses must not count
-    counters  steer a fuzz run towards traces that raise them
-    cached    of prompt tokens that came from the cache
+    active  requests that run or wait
+    memory  share of the cache that requests use; cached blocks that no request uses must not count
+    cached  of prompt tokens that came from the cache
     """
 
     active: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
-    counters: tuple[str, ...] = ()
     cached: tuple[str, ...] = ()
 
 

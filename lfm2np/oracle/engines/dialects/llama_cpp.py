@@ -119,6 +119,5 @@ LLAMA_CPP = Dialect(
     cached=("timings", "cache_n"),
     metrics=Metrics(  # tools/server/README.md
         active=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-        counters=("llamacpp:n_busy_slots_per_decode",),
     ),
 )

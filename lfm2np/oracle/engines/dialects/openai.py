@@ -195,10 +195,6 @@ VLLM = Dialect(
             *("lfm2np:num_requests_running", "lfm2np:num_requests_waiting"),
         ),
         memory=("vllm:kv_cache_usage_perc", "lfm2np:kv_cache_usage_perc"),
-        counters=(
-            *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total"),
-            *("lfm2np:num_preemptions_total", "lfm2np:prefix_cache_hits_total"),
-        ),
         cached=("vllm:prefix_cache_hits_total", "lfm2np:prefix_cache_hits_total"),
     ),
 )

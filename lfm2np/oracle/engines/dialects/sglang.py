@@ -107,7 +107,6 @@ SGLANG = Dialect(
     cached=(META, "cached_tokens"),
     metrics=Metrics(  # SGLang docs "Production Metrics"
         active=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-        counters=("sglang:num_retracted_reqs", "sglang:cache_hit_rate"),
         cached=("sglang:cached_tokens_total",),
     ),
 )
