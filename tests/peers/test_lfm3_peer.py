@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from lfm3_models import MODELS
-from torture_lfm3 import LFM3S
+from torture_table import LFM3S
 from without_lfm3 import lfm3_ablations
 
 import lfm2np

@@ -24,7 +24,7 @@ RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
 OUTLIERS = 0.1  # share of the positions, those that moved most
 LIMIT = 30.0  # times the spread: one position, in formats of few bits
 # By significant bits, at least: the largest spread that a format explains, nats, more than ten times that of any right
-# engine of fixtures/itself_engines.py; and times the spread that one position may be off. Some positions amplify every
+# engine in docs/engine/17-itself.md; and times the spread that one position may be off. Some positions amplify every
 # rounding, in float32 up to 200 times the spread (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by
 # 1e-3 and more. In bfloat16 what is amplified saturates, and near ties of experts move a position by up to 0.65 nat.
 LIMITS = ((20, 2e-4, 300.0), (11, 5e-2, 60.0), (8, 4e-1, LIMIT), (0, 1.0, LIMIT))

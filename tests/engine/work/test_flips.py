@@ -1,4 +1,4 @@
-"""Files with a flipped bit, or without their last lines, never pass for right; see fixtures/flips.py."""
+"""Files with a flipped bit, or without their last lines, never pass for right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flips import KINDS, Kind, cut, flipped, tried
+from damage import KINDS, Kind, cut, flipped, tried
 
 pytestmark = pytest.mark.rounding
 NAMES = ("results", "traces", "traces, detailed", "answers", "dumps", "vectors")

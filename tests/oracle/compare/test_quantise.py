@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import compared
 import numpy as np
 import pytest
 import quantise
@@ -63,16 +62,13 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.Captur
     for path in (tmp_path / "nowhere", file):
         expected = f"{path}: expected a directory: a checkpoint in the Hugging Face format\n"
         assert said(quantise, capsys, path, "-o", tmp_path) == f"quantise.py: {expected}"
-        assert said(compared, capsys, "--model", path) == f"compared.py: {expected}"
     assert "config.json: does not exist" in said(quantise, capsys, tmp_path, "-o", tmp_path)
     directory = write_model(tmp_path / "damaged")
     (directory / "tokenizer.json").write_text("{")
     assert f"{directory / 'tokenizer.json'}: " in said(quantise, capsys, directory, "-o", tmp_path)
 
 
-def test_what_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory, file = write_model(tmp_path / "model"), tmp_path / "file"
     file.write_text("")
     printed = said(quantise, capsys, directory, "--types", "Q8_0", "-o", file)
@@ -80,8 +76,6 @@ def test_what_cannot_be_written_is_one_line(
     (tmp_path / "taken" / "model-Q8_0.gguf").mkdir(parents=True)
     printed = said(quantise, capsys, directory, "--types", "Q8_0", "-o", tmp_path / "taken")
     assert printed == f"quantise.py: {tmp_path / 'taken' / 'model-Q8_0.gguf'}: can't be written: Is a directory\n"
-    monkeypatch.setattr(compared, "REQUESTS", tmp_path / "nowhere" / "compared.jsonl")
-    assert "can't be written" in said(compared, capsys, "--write")
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)

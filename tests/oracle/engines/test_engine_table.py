@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import put_between
 from engines_here import NUMPY
 from judging import Job, shown
 from recipe import HERE, OUTCOMES, Recipe, Variant
 from recipes import RECIPES
-from results import BEGIN, END, is_known, is_news, put_between, read, table
+from results import BEGIN, END, is_known, is_news, read, table
 from run import PAGE, RESULTS
 
 from lfm2np.oracle.judging.verdict import Verdict
@@ -149,11 +150,13 @@ def test_a_line_that_is_torn_is_named(tmp_path: Path):
 
 def test_the_table_goes_between_its_marks_and_nowhere_else():
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert put_between(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    assert put_between(page, BEGIN, "new", END) == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     with pytest.raises(ValueError, match="once each"):
-        put_between("before", "new")
+        put_between("before", BEGIN, "new", END)
 
 
 def test_the_page_has_the_table_that_the_results_make():
     text = PAGE.read_text(encoding="utf-8")
-    assert put_between(text, table(read(RESULTS), RECIPES)) == text, "python fixtures/engines/run.py --table"
+    assert put_between(text, BEGIN, table(read(RESULTS), RECIPES), END) == text, (
+        "python fixtures/engines/run.py --table"
+    )

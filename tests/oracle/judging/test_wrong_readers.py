@@ -3,14 +3,15 @@ in the wrong way, against the oracle that reads it in the right one."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import mlx_files
 import numpy as np
 import pytest
-from arithmetic import q8_engine
 from builders import raw_config
 from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors
+from q8_engine import q8_0, q8_engine, q8_k
 from wrong_readers import MINIMUM, SCALE, patched, regrouped
 
 import lfm2np
@@ -99,3 +100,27 @@ def test_groups_of_32_taken_for_64_are_a_bug(tmp_path: Path) -> None:
     assert baseline.verdict == "EXACT" and baseline.worst < LIMIT
     result = judged(right, "float32", said(lfm2np.load(tmp_path / "wrong", "float32")))
     assert result.verdict == "BUG" and result.worst > 2 * LIMIT
+
+
+def as_q8_0(numbers: list[Fraction]) -> list[float]:
+    """By the definition: steps of 1/127 of the largest, ties away from zero, times the step as float16."""
+    step = max(map(abs, numbers)) / 127
+    codes = [
+        0 if not step else int(abs(number) / step + Fraction(1, 2)) * (1 if number >= 0 else -1) for number in numbers
+    ]
+    return [float(code * Fraction(float(np.float16(float(step))))) for code in codes]
+
+
+def test_inputs_are_rounded_as_llama_cpp_rounds_them() -> None:
+    random = np.random.default_rng(0)
+    x = (random.normal(size=(40, 64)) * np.exp2(random.integers(-8, 8, (40, 1)))).astype(np.float32)
+    x[3, :32] = 0.0
+    for row, actual in zip(x, q8_0(x), strict=True):
+        exact = [Fraction(float(value)) for value in row]
+        assert actual.tolist() == as_q8_0(exact[:32]) + as_q8_0(exact[32:])
+    wide = random.normal(size=(9, 512)).astype(np.float32)
+    blocks, actual = wide.reshape(9, 2, 256), q8_k(wide).reshape(9, 2, 256)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    assert (np.abs(actual - blocks) <= largest / 127 * 0.50001).all()
+    codes = actual / largest * 127
+    assert np.abs(codes - np.rint(codes)).max() < 1e-4

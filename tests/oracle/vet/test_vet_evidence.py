@@ -85,7 +85,7 @@ def test_reported_values_decide_sooner_do_not_accuse_and_refute_another_model():
 
 
 def test_an_unnamed_neighbour_at_some_times_the_rounding_error_is_not_accepted():
-    """At three times, between twice and four times, fixtures/vet.py saw it accepted in 7 runs of 40."""
+    """At three times, between twice and four times, simulated providers had it accepted in 7 runs of 40."""
     for seed in range(20):
         each = run(seed, 0.3, noise=0.02, reports=True, times=4.0)  # of the logits: log-probabilities err by less
         fits = [one.fits_after for one in each]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flips import flipped
+from damage import flipped
 from served_here import Here, model, player_of, serving
 
 from lfm2np.errors import RequestError

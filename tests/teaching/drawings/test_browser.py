@@ -1,6 +1,6 @@
 """The page in a real browser: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium.
 
-Nothing here has a time limit but the browser's own: whether it is fluent, `fixtures/page_speed.py` measures.
+Nothing here has a time limit but the browser's own.
 """
 
 from __future__ import annotations
