@@ -99,6 +99,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """--properties: the catalogue in place of the tests."""
     if option(config, "properties") is None:
         return None
+    if option(config, "tool-parser") is not None:
+        from lfm2np.suite.tool_parsers.properties import PROPERTIES
+
+        print("\n".join(f"{name}\n     {sentence}" for name, (sentence, _) in PROPERTIES.items()))
+        return 0
     print("\n".join(f"{name}\n     {text}" for name, text in catalogue(option(config, "scheduler") is not None)))
     return 0
 

@@ -18,7 +18,12 @@ from lfm2np.suite.tool_parsers.parsers import Factory, Seen, pieces_of, tokenize
 NAMES, PARAMETERS = ("f", "get_weather", "Calendar.create_event"), ("a", "city", "from")
 SCHEMA = {"type": "object", "properties": {name: {} for name in PARAMETERS}}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
-WORDS = ("a ", "see", "[1]", "[", "]", "(x)", '"', "'", "it's", "\n", "[f(a=1)]", "{", "x = [y[0]]", "é😀", "<|", "\\")
+WORDS = ("a ", "[1]", "[", "]", "(x)", '"', "'", "it's", "\n", "[f(a=1)]", "{", "x = [y[0]]", "é😀", "<", "<|", "\\")
+
+VALUES: tuple[Any, ...] = (
+    *("", "it's", 'say "hi"', "a\nb", "])", "\\", "x\\n", "é😀", None, True, False, 0, -7, 10**12, 0.5, -74.0046539),
+    *([], {}, [True, None], [["]"], {"it's": False}], {"a": [0.5, 'x"y']}, {'"': None, "\n": "\\"}),
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,10 @@ class Reply:
 
 
 prose = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
-texts = st.lists(st.sampled_from((*WORDS, "\\n", ", ", "=", ")]", "\t")), max_size=3).map("".join)
-values = st.recursive(
-    texts | st.sampled_from((None, True, False, 0, -7, 10**12, 0.5, -74.0046539)),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
-    max_leaves=3,
-)
-calls = st.builds(ToolCall, st.sampled_from(NAMES), st.dictionaries(st.sampled_from(PARAMETERS), values, max_size=2))
-replies = st.builds(Reply, prose, st.lists(calls, max_size=2).map(tuple), st.booleans())
+values = st.sampled_from(VALUES) | st.lists(st.sampled_from((*WORDS, "\\n", ", ", "=", ")]"))).map("".join)
+arguments = st.fixed_dictionaries({}, optional=dict.fromkeys(PARAMETERS, values))
+calls = st.builds(ToolCall, st.sampled_from(NAMES), arguments)
+replies = st.builds(Reply, prose, st.lists(calls, max_size=3).map(tuple), st.booleans())
 cuts = st.lists(st.integers(0, 100), max_size=6)
 
 Pieces = Sequence[tuple[str, Sequence[int]]]
