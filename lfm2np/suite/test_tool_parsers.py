@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(name, [each for each in every if (each.id in PROPERTIES) == (name == "property_")])
 
 
+def report(heading: str, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except Exception as error:
+        failure = f"{heading}\n{type(error).__name__}: {error}"
+    else:
+        return
+    pytest.fail(failure, pytrace=False)
+
+
 def test_property(property_: tuple[str, Check], factory: Any, request: pytest.FixtureRequest) -> None:
     sentence, check = property_
 
@@ -42,16 +53,10 @@ def test_property(property_: tuple[str, Check], factory: Any, request: pytest.Fi
     def test(reply: Any, cuts: list[int]) -> None:
         check(factory, reply, cuts)
 
-    try:
-        test()
-    except Exception as error:
-        pytest.fail(f"{sentence}\n{type(error).__name__}: {error}", pytrace=False)
+    report(sentence, test)
 
 
 def test_case(case: dict[str, Any], factory: Any) -> None:
     if case["message"]["reasoning"] is not None and "reasoning" in getattr(factory, "lacks", ()):
         pytest.skip("the parser lacks reasoning")
-    try:
-        check_case(factory, case)
-    except Exception as error:
-        pytest.fail(f"{case['reason']} ({case['source']})\n{type(error).__name__}: {error}", pytrace=False)
+    report(f"{case['reason']} ({case['source']})", lambda: check_case(factory, case))
