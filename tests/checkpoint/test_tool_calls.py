@@ -192,6 +192,7 @@ HUGE = {
     "an open string": "[f(a='" + "\\'" * 10**5,
     "signs": f"[f(a={'-' * 10**5}1)]",
     "operators": f"[f(a=1{' - 1' * 10**5})]",
+    "a long number": f"[f(a=1{'-1' * 10**5})]",
     "calls of calls": f"[f{'()' * 10**5}]",
     "indices": f"[f(a=b{'[0]' * 10**5})]",
     "attributes of a value": f"[f(a=''{'.a' * 10**5})]",

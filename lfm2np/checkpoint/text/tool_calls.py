@@ -43,8 +43,8 @@ def read_calls(text: str) -> tuple[ToolCall, ...]:
         calls = tuple(_from_json(text) if is_json else _from_python(text))
         for call in calls:
             call.arguments_json.encode()  # no infinity, no lone surrogate, no integer of thousands of digits
-    except (SyntaxError, RecursionError, MemoryError) as problem:
-        raise ValueError(str(problem) or type(problem).__name__) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+        raise ValueError(" ".join(str(problem).split())[:150] or type(problem).__name__) from None
     if not calls:
         raise ValueError("expected at least one call")
     return calls
