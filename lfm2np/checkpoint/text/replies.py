@@ -20,6 +20,7 @@ THINK, END_THINK = "<think>", "</think>"
 ENDS = ("<|im_end|>", "<|endoftext|>")
 OTHERS = tuple(f"<|{name}_{side}|>" for name in ("tool_list", "tool_response") for side in ("start", "end"))
 CONTROL = (CALLS, END_CALLS, *ENDS, *OTHERS, "<|startoftext|>", "<|im_start|>", "<|pad|>")  # never shown
+LONGEST = max(map(len, CONTROL))
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ class ReplyStream:
         """Finds the markers that are spelled; the end of the text that may become one waits for the next piece."""
         text, start, at = self._held + text, 0, 0
         while (at := text.find("<", at)) >= 0:
-            marker = next((marker for marker in markers if text.startswith(marker, at)), None)
-            if marker is not None:
+            if text.startswith(markers, at):
+                marker = next(marker for marker in markers if text.startswith(marker, at))
                 self._plain(text[start:at])
                 self._marker(marker)
                 start = at = at + len(marker)
-            elif any(marker.startswith(text[at : at + len(marker)]) for marker in markers):
+            elif len(text) - at < LONGEST and any(marker.startswith(text[at:]) for marker in markers):
                 break  # the text ends within it
             else:
                 at += 1
