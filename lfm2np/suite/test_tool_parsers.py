@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,11 @@ from lfm2np.suite.runner import profile
 from lfm2np.suite.tool_parsers.properties import PROPERTIES, Check, check_case, cuts, replies
 
 CHATS = json.loads((Path(__file__).parent / "tool_parsers" / "chats.json").read_text(encoding="utf-8"))
-TOLD = [case for case in CHATS["cases"] if not (case["disputed"] or case["from_ids_only"] or case["in_reasoning"])]
+TOLD = {
+    case["id"]: (f"{case['reason']} ({case['source']})", case)
+    for case in CHATS["cases"]
+    if not (case["disputed"] or case["from_ids_only"] or case["in_reasoning"])
+}
 WEIGHT = 15.0  # examples are small
 
 
@@ -30,33 +33,24 @@ def factory(request: pytest.FixtureRequest) -> Any:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    every = cases({**PROPERTIES, **{case["id"]: case for case in TOLD}}, metafunc.config)
-    name = "property_" if "property_" in metafunc.fixturenames else "case"
-    metafunc.parametrize(name, [each for each in every if (each.id in PROPERTIES) == (name == "property_")])
+    metafunc.parametrize("told", cases({**PROPERTIES, **TOLD}, metafunc.config))
 
 
-def report(heading: str, check: Callable[[], None]) -> None:
-    try:
-        check()
-    except Exception as error:
-        failure = f"{heading}\n{type(error).__name__}: {error}"
-    else:
-        return
-    pytest.fail(failure, pytrace=False)
-
-
-def test_property(property_: tuple[str, Check], factory: Any, request: pytest.FixtureRequest) -> None:
-    sentence, check = property_
+def test_parser(told: tuple[str, Check | dict[str, Any]], factory: Any, request: pytest.FixtureRequest) -> None:
+    sentence, check = told
 
     @profile(chosen_profile(request.config), WEIGHT)
     @given(replies, cuts)
-    def test(reply: Any, cuts: list[int]) -> None:
-        check(factory, reply, cuts)
+    def drawn(reply: Any, cuts: list[int]) -> None:
+        check(factory, reply, cuts)  # type: ignore[operator]
 
-    report(sentence, test)
-
-
-def test_case(case: dict[str, Any], factory: Any) -> None:
-    if case["message"]["reasoning"] is not None and "reasoning" in getattr(factory, "lacks", ()):
+    try:
+        if not isinstance(check, dict):
+            return drawn()
+        if check["message"]["reasoning"] is None or "reasoning" not in getattr(factory, "lacks", ()):
+            return check_case(factory, check)
+    except Exception as error:
+        failure = f"{sentence}\n{type(error).__name__}: {error}"
+    else:
         pytest.skip("the parser lacks reasoning")
-    report(f"{case['reason']} ({case['source']})", lambda: check_case(factory, case))
+    pytest.fail(failure, pytrace=False)
