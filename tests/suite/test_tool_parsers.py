@@ -14,7 +14,6 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from lfm2np.checkpoint.text import replies, tool_calls
-from lfm2np.oracle import vectors as beside_schemas
 from lfm2np.suite.runner import profile
 from lfm2np.suite.test_tool_parsers import CHATS, TOLD
 from lfm2np.suite.tool_parsers.parsers import tokenizer
@@ -241,8 +240,7 @@ def test_the_cases_are_what_the_script_writes() -> None:
 
 
 def test_the_cases_fit_their_schema_and_their_disputes_the_page() -> None:
-    schemas = Path(str(beside_schemas.__file__)).parent.parent / "schemas"
-    schema = json.loads((schemas / "chats.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((TOP / "lfm2np/oracle/schemas/chats.schema.json").read_text(encoding="utf-8"))
     Draft202012Validator.check_schema(schema)
     assert [error.message for error in Draft202012Validator(schema).iter_errors(CHATS)] == []
     assert [error.message for error in Draft202012Validator(schema).iter_errors({**CHATS, "cases": []})]
