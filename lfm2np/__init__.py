@@ -8,6 +8,7 @@ llm = lfm2np.LLM()                          # batched, as vLLM's users know it; 
 llm.generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingParams(temperature=0.0))[0].outputs[0].text
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
+lfm2np.parse_reply(text).tool_calls         # what an LFM2 calls; also of token ids, and as they come
 lfm2np.check("my_engine:factory", model)    # is an engine right
 lfm2np.rollouts("rollouts.jsonl")           # who errs, sampler or trainer
 lfm2np.vet(target, candidates)                # which checkpoint answers there
@@ -23,6 +24,11 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time a name is i
     from lfm2np.checkpoint.loaded import lfm3_fixture as lfm3_fixture
     from lfm2np.checkpoint.loaded import moe_fixture as moe_fixture
     from lfm2np.checkpoint.loaded import trained_fixture as trained_fixture
+    from lfm2np.checkpoint.text.replies import Message as Message
+    from lfm2np.checkpoint.text.replies import ReplyStream as ReplyStream
+    from lfm2np.checkpoint.text.replies import parse_reply as parse_reply
+    from lfm2np.checkpoint.text.replies import render_reply as render_reply
+    from lfm2np.checkpoint.text.tool_calls import ToolCall as ToolCall
     from lfm2np.engine.draft_model import ModelDrafter as ModelDrafter
     from lfm2np.engine.drafters import Draft as Draft
     from lfm2np.engine.drafters import DraftContext as DraftContext
@@ -67,10 +73,12 @@ _WHERE = {
     "GeneratedToken": "lfm2np.engine.generation",
     "LLM": "lfm2np.engine.llm",
     "Lfm2npError": "lfm2np.errors",
+    "Message": "lfm2np.checkpoint.text.replies",
     "Model": "lfm2np.engine.loading",
     "ModelDrafter": "lfm2np.engine.draft_model",
     "NgramDrafter": "lfm2np.engine.drafters",
     "NumericsError": "lfm2np.errors",
+    "ReplyStream": "lfm2np.checkpoint.text.replies",
     "RequestError": "lfm2np.errors",
     "RequestMetrics": "lfm2np.engine.outputs",
     "RequestOutput": "lfm2np.engine.outputs",
@@ -79,12 +87,15 @@ _WHERE = {
     "TokenLogprobs": "lfm2np.engine.sampling.logprobs",
     "TokenScore": "lfm2np.engine.teacher_forcing",
     "TokenizerError": "lfm2np.errors",
+    "ToolCall": "lfm2np.checkpoint.text.tool_calls",
     "check": "lfm2np.oracle.api",
     "draft_fixture": "lfm2np.checkpoint.loaded",
     "keep_freed_memory": "lfm2np.system",
     "lfm3_fixture": "lfm2np.checkpoint.loaded",
     "load": "lfm2np.engine.loading",
     "moe_fixture": "lfm2np.checkpoint.loaded",
+    "parse_reply": "lfm2np.checkpoint.text.replies",
+    "render_reply": "lfm2np.checkpoint.text.replies",
     "rollouts": "lfm2np.oracle.rollouts.api",
     "score_many": "lfm2np.engine.teacher_forcing",
     "trained_fixture": "lfm2np.checkpoint.loaded",

@@ -45,6 +45,10 @@ def add_options(parser: pytest.Parser) -> None:
             "metavar": "MODULE:FACTORY",
             "help": "a scheduler to test instead, without a model: see scheduler/protocol.py",
         },
+        "--tool-parser": {
+            "metavar": "MODULE:FACTORY",
+            "help": "a parser of LFM2's replies to test instead, without a model: see suite/tool_parsers/parsers.py",
+        },
         "--server": {
             "metavar": "URL",
             "help": "a server to hold against itself instead, of any model: see `lfm2np check --against itself`",
@@ -95,6 +99,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """--properties: the catalogue in place of the tests."""
     if option(config, "properties") is None:
         return None
+    if option(config, "tool-parser") is not None:
+        from lfm2np.suite.tool_parsers.properties import PROPERTIES
+
+        print("\n".join(f"{name}\n     {sentence}" for name, (sentence, _) in PROPERTIES.items()))
+        return 0
     print("\n".join(f"{name}\n     {text}" for name, text in catalogue(option(config, "scheduler") is not None)))
     return 0
 
@@ -120,6 +129,7 @@ FILES = {  # by option
     "scheduler": ("test_schedulers.py",),
     "faults": ("test_schedulers.py", "test_scheduler_faults.py"),
     "server": ("test_server.py",),
+    "tool-parser": ("test_tool_parsers.py",),
 }
 SUMMARIES = pytest.StashKey[list[Callable[[], Iterable[str]]]]()  # each gives lines for the end of the run
 
@@ -153,7 +163,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
-    subjects = [f"--{name}" for name in ("scheduler", "engine", "server") if option(config, name) is not None]
+    subjects = [
+        f"--{name}" for name in ("scheduler", "engine", "server", "tool-parser") if option(config, name) is not None
+    ]
     if len(subjects) > 1:
         raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
     name = option(config, "scheduler")
@@ -172,7 +184,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The files that no option asks for: see FILES."""
-    chosen = next((name for name in ("faults", "scheduler", "server") if option(config, name)), "engine")
+    chosen = next((name for name in ("faults", "scheduler", "server", "tool-parser") if option(config, name)), "engine")
     ours = Path(__file__).parent in collection_path.parents
     left_out = {file for files in FILES.values() for file in files}.difference(FILES[chosen])
     return True if ours and collection_path.name in left_out else None

@@ -1,0 +1,150 @@
+"""What a parser does with any reply: text, then a list of calls or none, drawn and cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint.text.replies import CALLS, END_CALLS
+from lfm2np.checkpoint.text.tool_calls import ToolCall, write_calls
+from lfm2np.suite.properties.property import Violation
+from lfm2np.suite.tool_parsers.parsers import Factory, Seen, pieces_of, tokenizer
+
+NAMES, PARAMETERS = ("f", "get_weather", "Calendar.create_event"), ("a", "city", "from")
+SCHEMA = {"type": "object", "properties": {name: {} for name in PARAMETERS}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
+WORDS = ("a ", "[1]", "[", "]", "(x)", '"', "'", "it's", "\n", "[f(a=1)]", "{", "x = [y[0]]", "é😀", "<", "<|", "\\")
+
+VALUES: tuple[Any, ...] = (
+    *("", "it's", 'say "hi"', "a\nb", "])", "\\", "x\\n", "é😀", None, True, False, 0, -7, 10**12, 0.5, -74.0046539),
+    *([], {}, [True, None], [["]"], {"it's": False}], {"a": [0.5, 'x"y']}, {'"': None, "\n": "\\"}),
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    content: str
+    calls: tuple[ToolCall, ...]
+    in_python: bool  # the values in Python's spelling; else as the templates write them
+
+    def text(self) -> str:
+        written = write_calls(self.calls)
+        if self.in_python:
+            listed = [", ".join(f"{name}={value!r}" for name, value in call.arguments.items()) for call in self.calls]
+            written = f"[{', '.join(f'{c.name}({each})' for c, each in zip(self.calls, listed, strict=True))}]"
+        return self.content + (f"{CALLS}{written}{END_CALLS}" if self.calls else "")
+
+    def seen(self) -> Seen:
+        return Seen(self.content, "", [(call.name, call.arguments_json) for call in self.calls])
+
+
+prose = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
+values = st.sampled_from(VALUES) | st.lists(st.sampled_from((*WORDS, "\\n", ", ", "=", ")]"))).map("".join)
+arguments = st.fixed_dictionaries({}, optional=dict.fromkeys(PARAMETERS, values))
+calls = st.builds(ToolCall, st.sampled_from(NAMES), arguments)
+replies = st.builds(Reply, prose, st.lists(calls, max_size=3).map(tuple), st.booleans())
+cuts = st.lists(st.integers(0, 100), max_size=6)
+
+Pieces = Sequence[tuple[str, Sequence[int]]]
+Check = Callable[[Factory, Reply, list[int]], None]
+
+
+def pieces(text: str) -> Pieces:
+    ids = tokenizer().encode_more(text)
+    return [(piece, [token_id]) for piece, token_id in zip(pieces_of(ids), ids, strict=True)]
+
+
+def grouped(pieces: Pieces, cuts: Sequence[int]) -> Pieces:
+    edges = sorted({0, len(pieces), *(cut % (len(pieces) + 1) for cut in cuts)})
+    groups = [pieces[a:b] for a, b in itertools.pairwise(edges)]
+    return [("".join(text for text, _ in group), [i for _, ids in group for i in ids]) for group in groups]
+
+
+def whole(factory: Factory, pieces: Pieces) -> Seen:
+    seen = Seen()
+    for text, ids in grouped(pieces, ()) or [("", ())]:
+        seen.add(factory(TOOLS).whole(text, ids))
+    return seen
+
+
+def streamed(factory: Factory, *replies: Pieces) -> list[Seen]:
+    """Each by a parser of its own, a piece of each in turn."""
+    parsers = [(factory(TOOLS), Seen()) for _ in replies]
+    for turn in itertools.zip_longest(*replies):
+        for (parser, seen), piece in zip(parsers, turn, strict=True):
+            for delta in parser.feed(*piece) if piece is not None else ():
+                seen.add(delta)
+    for parser, seen in parsers:
+        for delta in parser.finish():
+            seen.add(delta)
+    return [seen for _, seen in parsers]
+
+
+def equal(got: Any, expected: Any, pieces: Pieces) -> None:
+    if got != expected:
+        raise Violation(f"of {[text for text, _ in pieces]}\n     got {got}\nexpected {expected}")
+
+
+def check_whole(factory: Factory, reply: Reply, cuts: list[int]) -> None:
+    parts = pieces(reply.text())
+    equal(whole(factory, parts).meaning(), reply.seen().meaning(), parts)
+
+
+def streams_right(cut: Callable[[str, list[int]], Pieces]) -> Check:
+    def check(factory: Factory, reply: Reply, cuts: list[int]) -> None:
+        parts = cut(reply.text(), cuts)
+        equal(streamed(factory, parts)[0].meaning(), reply.seen().meaning(), parts)
+
+    return check
+
+
+def check_blanks(factory: Factory, reply: Reply, cuts: list[int]) -> None:
+    parts = pieces(reply.text())
+    equal(streamed(factory, parts)[0].content, whole(factory, parts).content, parts)
+
+
+def check_two(factory: Factory, reply: Reply, cuts: list[int]) -> None:
+    both = (reply, Reply("Another, [2]. ", (ToolCall("get_weather", {"city": "it's Oslo"}),), True))
+    for seen, each in zip(streamed(factory, *(pieces(each.text()) for each in both)), both, strict=True):
+        equal(seen.meaning(), each.seen().meaning(), pieces(each.text()))
+
+
+def check_cut_short(factory: Factory, reply: Reply, cuts: list[int]) -> None:
+    parts = pieces(reply.text())[: (cuts or [5])[0]]
+    before = "".join(text for text, _ in parts).partition(CALLS)[0]
+    for seen in (whole(factory, parts), *streamed(factory, parts)):
+        equal("".join(seen.content.split()).rstrip("\ufffd"), "".join(before.split()), parts)
+        equal([name for name, _ in seen.calls], [call.name for call in reply.calls][: len(seen.calls)], parts)
+
+
+PROPERTIES: dict[str, tuple[str, Check]] = {
+    "whole": ("Content and calls of a whole reply are what was written.", check_whole),
+    "tokens": ("So they are token by token.", streams_right(lambda text, cuts: pieces(text))),
+    "groups": ("So they are, several tokens at once.", streams_right(lambda text, cuts: grouped(pieces(text), cuts))),
+    "letters": (
+        "So they are where the text is cut anywhere, within markers and escapes too.",
+        streams_right(lambda text, cuts: grouped([(letter, ()) for letter in text], cuts)),
+    ),
+    "blanks": ("Whole and streamed, content has the same blanks.", check_blanks),
+    "two-at-once": ("Two replies that come at the same time do not mix.", check_two),
+    "cut-short": (
+        "Of a reply that ends anywhere, content is what came before the list; no call is new.",
+        check_cut_short,
+    ),
+}
+
+
+def check_case(factory: Factory, case: dict[str, Any]) -> None:
+    """A case of chats.json, whole and by its pieces."""
+    message, parts = case["message"], [(text, [i]) for text, i in zip(case["pieces"], case["ids"], strict=True)]
+    calls = [(call["name"], json.dumps(call["arguments"])) for call in message["tool_calls"]]
+    expected = Seen(message["content"], message["reasoning"] or "", calls).meaning()
+    for seen in (whole(factory, parts), *streamed(factory, parts)):
+        if message["unfinished"]:  # a stream may have begun a call
+            seen.calls = seen.calls[: len(calls)]
+        equal(seen.meaning(), expected, parts)

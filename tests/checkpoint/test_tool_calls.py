@@ -1,0 +1,212 @@
+"""Lists of calls: against a second reading of the grammar, on drawn lists; and what is no list, whatever its size."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import second_reading
+
+from lfm2np.checkpoint.text.tool_calls import ToolCall, read_calls, write_calls
+
+NAMES = (
+    "f",
+    "get_weather",
+    "grocery.order",
+    "from",
+    "class",
+    "None_",
+    "max-results",
+    "$filter",
+    "größe",
+    "_1",
+    "Straße.ß",
+)
+WORDS = (
+    "",
+    "a",
+    "it's",
+    'say "hi"',
+    "]",
+    ")",
+    "[x](y)",
+    "a, b",
+    "\\",
+    "end\\",
+    "\n",
+    "é😀",
+    "<|im_end|>",
+    "x=1",
+    "\t\0",
+    "#",
+)
+NUMBERS = (
+    "0",
+    "7",
+    "07",
+    "1_000",
+    "0x1F",
+    "-74.0046539",
+    "+7",
+    "1e5",
+    "1E-5",
+    "2.e+3",
+    ".5",
+    "- 3",
+    "00",
+    "1__0",
+    "1e999",
+)
+CONSTANTS = ("True", "False", "None", "true", "false", "null", "nan", "Infinity", "yes", "...")
+NOISE = "()[]{},:='\"\\ \n+-.e0x1azN_#*&|;\ud800"
+
+
+def spelled_string(draw: random.Random) -> str:
+    text = draw.choice(WORDS) + draw.choice(WORDS)
+    quote = draw.choice(["'", '"', "'''", '"""'])
+    written = text.replace("\\", "\\\\") if draw.random() < 0.9 else text
+    for letter in (quote[0], *(("\n", "\0") if draw.random() < 0.5 else ())):
+        written = written.replace(letter, {"\n": "\\n", "\0": "\\x00"}.get(letter, f"\\{letter}"))
+    escapes = (
+        "\\u00e9",
+        "\\ud83d\\ude00",
+        "\\x41",
+        "\\101",
+        "\\N{BULLET}",
+        "\\d",
+        "\\/",
+        "\\\n",
+        "\\400",
+        "\\x4",
+        "\\ud800",
+    )
+    return quote + written + (draw.choice(escapes) if draw.random() < 0.2 else "") + quote
+
+
+def spelled_value(draw: random.Random, depth: int = 3) -> str:
+    kind = draw.randrange(6 if depth else 3)
+    if kind == 0:
+        return " ".join(spelled_string(draw) for _ in range(1 if draw.random() < 0.9 else 2))
+    if kind < 3:
+        return draw.choice(NUMBERS if kind == 1 else CONSTANTS)
+    inner = [spelled_value(draw, depth - 1) for _ in range(draw.randrange(4))]
+    if kind == 5 and draw.random() < 0.8:
+        inner = [f"{spelled_string(draw) if draw.random() < 0.8 else draw.choice(NUMBERS)}: {value}" for value in inner]
+    comma = "," if inner and draw.random() < 0.2 else ""
+    return {3: "[%s]", 4: "(%s)", 5: "{%s}"}[kind] % (", ".join(inner) + comma)
+
+
+def spelled_list(draw: random.Random) -> str:
+    calls = []
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 0))):
+        arguments = [f"{draw.choice(NAMES)}={spelled_value(draw)}" for _ in range(draw.randrange(4))]
+        calls.append(f"{draw.choice(NAMES)}({', '.join(arguments)})")
+    text = f"[{', '.join(calls)}]" if draw.random() < 0.9 else ", ".join(calls)
+    for _ in range(draw.choice((0, 0, 0, 1, 2))):  # a letter that is lost, doubled or wrong
+        at = draw.randrange(len(text) + 1)
+        text = text[:at] + draw.choice([*NOISE, ""]) + text[at + draw.randrange(2) :]
+    return draw.choice(("", " ", "\n")) + text
+
+
+def both(text: str) -> tuple[str, str]:
+    """What each reading says; numbers, truth values and nulls as JSON spells them."""
+    readings = []
+    for reading in (lambda: [(c.name, c.arguments) for c in read_calls(text)], lambda: second_reading.read(text)):
+        try:
+            readings.append(json.dumps(reading()))
+        except ValueError:
+            readings.append("none")
+    return readings[0], readings[1]
+
+
+def differing(seeds: range) -> tuple[list[str], int]:
+    """The drawn lists that are read differently, and how many both read."""
+    different, read = [], 0
+    for seed in seeds:
+        text = spelled_list(random.Random(seed))
+        ours, theirs = both(text)
+        read += ours != "none"
+        if ours != theirs:
+            different.append(f"{text!r}\n  {ours}\n  {theirs}")
+    return different, read
+
+
+def test_a_second_reading_agrees():
+    different, read = differing(range(300))
+    assert not different, "\n".join(different[:3])
+    assert 60 < read < 240
+
+
+@pytest.mark.slow
+def test_a_second_reading_agrees_on_ten_thousand():
+    different, read = differing(range(1000, 11000))
+    assert not different, "\n".join(different[:3])
+    assert read > 2000
+
+
+JSON_LISTS = (
+    '[{"name": "f", "arguments": {"a": "x\ny", "b": [1, null, {"c": true}]}}]',
+    '{"name": "f", "parameters": {}}',
+    ' [ {"type": "function", "function": {"name": "f"}} , {"name": "g", "arguments": null}]',
+    *(
+        '[{"name": "f", "arguments": "{}"}]',
+        '[{"name": 1}]',
+        '[{"function": 3}]',
+        "[{}]",
+        '[{"name": "f"}',
+        '["f"]',
+        "{1: 2}",
+    ),
+    *(
+        '[{"name": "f", "arguments": {"a": NaN}}]',
+        '[{"name": "f", "arguments": {"a": "\\ud800"}}]',
+        '[[{"name": "f"}]]',
+    ),
+)
+
+
+@pytest.mark.parametrize("text", JSON_LISTS)
+def test_the_form_of_json_is_read_so_too(text: str):
+    ours, theirs = both(text)
+    assert ours == theirs
+
+
+def test_what_is_written_is_read():
+    for seed in range(100):
+        try:
+            calls = read_calls(spelled_list(random.Random(seed)))
+        except ValueError:
+            continue
+        assert read_calls(write_calls(calls)) == calls
+    assert (
+        write_calls((ToolCall("f", {"s": "a'b\\\n", "n": None, "l": [True, "x"]}),))
+        == r"""[f(s='a\'b\\\n', n=None, l=[true, "x"])]"""
+    )
+
+
+HUGE = {
+    "brackets": "[" * 10**6,
+    "nesting": f"[f(a={'[' * 10**4}{']' * 10**4})]",
+    "nesting of JSON": f'[{{"name": "f", "arguments": {{"a": {"[" * 10**4}{"]" * 10**4}}}}}]',
+    "an open string": "[f(a='" + "\\'" * 10**5,
+    "signs": f"[f(a={'-' * 10**5}1)]",
+    "operators": f"[f(a=1{' - 1' * 10**5})]",
+    "a long number": f"[f(a=1{'-1' * 10**5})]",
+    "calls of calls": f"[f{'()' * 10**5}]",
+    "indices": f"[f(a=b{'[0]' * 10**5})]",
+    "attributes of a value": f"[f(a=''{'.a' * 10**5})]",
+    "digits": f"[f(a={'1' * 10**5})]",
+    "not": f"[f(a={'not ' * 10**5}1)]",
+    "lambdas": f"[f(a={'lambda: ' * 10**5}1)]",
+    "a program": "__import__('os').system('true')",
+    "no text": "",
+}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
+def test_what_is_no_list_is_refused_in_one_line(text: str):
+    """In some 0.2 s each; what must not happen takes minutes, or ends the process."""
+    with pytest.raises(ValueError, match=r"\S") as refused:
+        read_calls(text)
+    assert "\n" not in str(refused.value) and 5 < len(str(refused.value)) < 200
