@@ -1,7 +1,7 @@
 """What requests hold: a state slot, and blocks in each cache group. Each change that arrays must follow is a move.
 
-A running request owns one slot (its live convolution state) and the blocks of its tables (groups.py); any other owns
-nothing. No rule of scheduling stands here: who runs, and who is preempted, step.py says.
+A running request owns one slot (its live convolution state) and the blocks of its tables (groups.py); so does one that
+was aborted within a step, until update(). Any other owns nothing. Who runs, and who is preempted, step.py says.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Step(Protocol):
 
 class FirstComeFirstServed:
     name = "fcfs"
-    reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
+    reserves = False  # True: admitted with the blocks for its whole length, so no step ever preempts it
     admits_beside_running = True
 
     def __init__(self, settings: Any) -> None:

@@ -11,8 +11,7 @@ from scheduler.request import Request, Status, is_queued
 
 
 class Queues:
-    """A running request has a slot and blocks, any other has none.
-
+    """
     key  orders requests and never changes for one: see policy.py
     """
 
@@ -32,9 +31,9 @@ class Queues:
         insort(self.running, request, key=self.key)
 
     def preempt(self, request: Request) -> None:
-        """From running back to waiting, at its old place: slot and blocks are given back, all is computed again.
+        """From running back to waiting, at its old place; slot and blocks are given back.
 
-        What of it is still cached when it is admitted again, it finds as any other request does: prefix_cache.py.
+        Admitted again, it finds what is still cached as any request does (prefix_cache.py), and computes the rest.
         """
         self.remove(request)
         request.status, request.num_computed_tokens = Status.PREEMPTED, 0

@@ -86,7 +86,7 @@ class Scheduler:
         return self._split_off(parent, child)
 
     def preempt(self, request_id: str) -> None:
-        """Takes slot and blocks of a running request away, between steps; it is computed again when it is admitted.
+        """Takes slot and blocks of a running request away, between steps; readmitted, it computes what is not cached.
 
         RequestRefused for one that does not run; PlanError while a plan is in flight.
         """

@@ -93,7 +93,7 @@ class Step:
         self.budget -= count
 
     def _preempt(self, request: Request) -> None:
-        dropped = self.scheduled.pop(request.request_id, None)
+        dropped = self.scheduled.pop(request.request_id, None)  # there only where prompts go first
         if dropped is not None:
             self.budget += len(dropped.token_ids)
         if request.request_id in self.admitted:

@@ -1,4 +1,6 @@
-"""Continuous batching: requests in, steps, outputs; and what a batched run has to equal. To be read in this order:
+"""Continuous batching: requests in, steps, outputs; and what a batched run has to equal. To be read after
+lfm2np/teaching/nano.py, in this order (nano's names: content and hash_of are a block's key, block_states checkpoints, a
+Chunk is ScheduledTokens with a Segment):
 
     scheduler/step.py       fill: who continues, who is preempted, who is admitted; queues.py, policy.py beside it
     scheduler/memory.py     what a request holds: a slot, and blocks of each group (groups.py, prefix_cache.py)

@@ -2,7 +2,7 @@
 
 keys and values   per attention layer, N blocks of P tokens, in the form that the arithmetic wants; layers with a window
                   have a pool of their own, whose blocks are freed while a request runs (scheduler/groups.py)
-live states       per convolution layer, one slot a running request: the last L-1 columns of u (constant size)
+live states       per convolution layer, one slot a running request: the last L-1 inputs u (constant size)
 checkpoints       per convolution layer, one a block: the state after the block's last token, never changed while
                   the block is published
 """
@@ -30,7 +30,7 @@ MOST_RUNS = 4  # of neighbouring blocks that are read without copying them toget
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """Letters: N blocks, P block size, S slots. One list entry a layer of that kind."""
+    """Letters: N blocks, P block size, S slots. `blocks` has an entry a layer, states and checkpoints all layers."""
 
     block_size: int
     is_windowed: tuple[bool, ...]  # per attention layer: whether its blocks are those of the windows' pool
@@ -169,7 +169,7 @@ class Segment:
 
 
 def commit(cache: Cache, kept: Sequence[Segment]) -> None:
-    """The only write of a step, of all its requests together: for each array one assignment, but for checkpoints.
+    """The only write of what a step computed: for each array one assignment for all requests, but for checkpoints.
 
     Rolling rejected drafts back is not to commit them: no block, live state or checkpoint ever holds one (in vLLM
     44296, 52942 and transformers 46937 they stayed in the state). And a step that fails changes no request.
@@ -183,9 +183,9 @@ def commit(cache: Cache, kept: Sequence[Segment]) -> None:
             entries = [segment.entries[index][number][: segment.count] for segment in kept]
             array[blocks, offsets] = np.concatenate(entries)
     slots = [segment.entry.slot for segment in kept]
-    columns = cache.states.shape[2]
+    length = cache.states.shape[2]  # L-1
     for index in range(cache.states.shape[1]):
-        states = np.stack([segment.windows[index][segment.count : segment.count + columns] for segment in kept])
+        states = np.stack([segment.windows[index][segment.count : segment.count + length] for segment in kept])
         cache.states[slots, index] = states
     for segment in kept:
         keep_checkpoints(cache, segment.entry, segment.windows, segment.count)
@@ -212,9 +212,9 @@ def token_places(
 
 def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:
     """The state at the end of each block that the first `count` scheduled tokens filled."""
-    columns = cache.states.shape[2]
+    length = cache.states.shape[2]  # L-1
     for position, block in entry.checkpoints:
-        end = position - entry.start  # new columns up to there
+        end = position - entry.start  # new inputs up to there
         if end <= count:
             for index, window in enumerate(windows):
-                cache.checkpoints[block, index] = window[end : end + columns]
+                cache.checkpoints[block, index] = window[end : end + length]

@@ -1,6 +1,6 @@
 """The engine: scheduler, ragged model, cache and sampler, one step at a time.
 
-    request -> schedule() -> BatchPlan -> forward() -> logits -> decide() -> commit, update() -> text
+    request -> schedule() -> BatchPlan -> forward() -> logits -> decide(), tokens and text -> commit -> update()
 
 A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs. A request that can't
 be met is refused when it is added, and numbers that overflow end their own request. Any other exception, an interrupt
@@ -201,7 +201,7 @@ class Engine:
             return self._output(request_id)
 
     def preempt(self, request_id: str) -> None:
-        """Takes the memory of a request away, between steps: it is computed again, and no token of it changes.
+        """Takes the memory of a request away, between steps. What is not cached is computed again; no token changes.
 
         RequestError for an id that is not known, or has no sample that runs.
         """

@@ -5,10 +5,10 @@ T tokens in this step, of S requests, each a run of rows. What one operation may
     one product over all tokens   projections, feed-forward, router, head
     one product per expert        the experts of a mixture, each over the tokens of the step that chose it
     row by row                    norms, rotation, gates
-    per request                   attention (its own blocks), convolution (its own last L-1 columns), sampling
+    per request                   attention (its own blocks), convolution (its own last L-1 inputs), sampling
 
 Only the last class reads the plan: `attend` and `convolve`. All else is reference.py. Nothing of the step's tokens
-enters the cache here: their keys, values and columns of u are returned, and `commit` writes those of the tokens that
+enters the cache here: their keys, values and inputs u are returned, and `commit` writes those of the tokens that
 stay.
 """
 

@@ -247,7 +247,7 @@ class Engine:
         """Takes its memory. It is the next to be admitted, and computes again what is not in the cache by then.
 
         HYBRID: its states, mostly in the midst of a block, are lost. It begins again with those behind the last block
-        that it still finds, and the tokens from there on bring them to where they were.
+        that it still finds, and the tokens from there on bring them to where they were, but for rounding.
         """
         self.release(sequence)
         self.waiting.appendleft(sequence)
