@@ -219,8 +219,6 @@ NATIVE = {  # why that is right
         "flat[start:start + CHUNK].view(np.uint8)",
         "np.ascontiguousarray(words).view(np.uint8)",
         "codes.view(np.uint8)",
-        "np.memmap(path, np.uint8, 'r+')",
-        "np.frombuffer(part, np.uint8)",
     },
 }
 READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")
