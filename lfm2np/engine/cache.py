@@ -183,9 +183,9 @@ def commit(cache: Cache, kept: Sequence[Segment]) -> None:
             entries = [segment.entries[index][number][: segment.count] for segment in kept]
             array[blocks, offsets] = np.concatenate(entries)
     slots = [segment.entry.slot for segment in kept]
-    length = cache.states.shape[2]  # L-1
+    columns = cache.states.shape[2]  # L-1
     for index in range(cache.states.shape[1]):
-        states = np.stack([segment.windows[index][segment.count : segment.count + length] for segment in kept])
+        states = np.stack([segment.windows[index][segment.count : segment.count + columns] for segment in kept])
         cache.states[slots, index] = states
     for segment in kept:
         keep_checkpoints(cache, segment.entry, segment.windows, segment.count)
@@ -212,9 +212,9 @@ def token_places(
 
 def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:
     """The state at the end of each block that the first `count` scheduled tokens filled."""
-    length = cache.states.shape[2]  # L-1
+    columns = cache.states.shape[2]  # L-1
     for position, block in entry.checkpoints:
         end = position - entry.start  # new inputs up to there
         if end <= count:
             for index, window in enumerate(windows):
-                cache.checkpoints[block, index] = window[end : end + length]
+                cache.checkpoints[block, index] = window[end : end + columns]
