@@ -78,6 +78,7 @@ class Checked:
     cause: Cause | None = None  # where it goes wrong, if that was located
     why_format: str = ""  # where it was not declared
     left: int = 0  # asks that were not needed after a wrong answer
+    earlier: str = ""  # answers that were there before, in words
     repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
 
     @property

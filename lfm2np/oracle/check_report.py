@@ -84,6 +84,7 @@ def facts_of(checked: Checked) -> dict[str, str]:
     constants = None if total.verdict in WRONG else total.constants
     return {
         "engine": checked.abilities.engine,
+        "earlier": checked.earlier,
         "format": f"{checked.format} ({checked.why_format})" if checked.why_format else checked.format,
         "positions": f"{len(checked.positions)}: {counts_in_words(checked)}",
         "early ends": short,

@@ -140,6 +140,7 @@ def test_what_is_rendered_is_read_again(message: Message):
     ("reply", "tokens", "error"),
     [
         (b"\xff\xfe", True, "expected text, or token ids"),
+        (None, True, "expected text, or token ids"),
         ([1, 2], False, "expected text, or token ids and their tokenizer"),
         ([1, 512], True, r"ids\[1\]: 512, expected 0 to vocab_size-1=511"),
         ([-1], True, r"ids\[0\]: -1"),

@@ -172,6 +172,14 @@ def test_the_form_of_json_is_read_so_too(text: str):
     assert ours == theirs
 
 
+@pytest.mark.parametrize(
+    "text", ['{"name": "", "arguments": {}}', '{"name": "f", "arguments": {"a": 1, "a": 2}}', "f(a=1, a=2)"]
+)
+def test_what_has_no_name_or_two_values_is_refused(text: str):
+    with pytest.raises(ValueError, match="expected"):
+        read_calls(text)
+
+
 def test_what_is_written_is_read():
     for seed in range(100):
         try:

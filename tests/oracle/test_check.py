@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
+from lfm2np.commands.cli import main
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.groups import group_of
 from lfm2np.oracle.check import check, judged
@@ -400,3 +402,15 @@ def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Pat
         resumed = check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
     assert target.played == 4 + (len(resumed.pairs) - 3)
     assert resumed.total == check(model, target, "float32", cases=["short-prompts"]).total
+
+
+def test_a_check_that_goes_on_says_that_answers_are_of_an_earlier_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else those of an engine that was mended meanwhile are taken for its own."""
+    path = tmp_path / "answers.jsonl"
+    words = ["check", "lfm2np.suite.adapters:own", "--cases", "short-prompts", "--save", str(path), "--json"]
+    assert main(words) == 0 and "earlier" not in json.loads(capsys.readouterr().out)["facts"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # without the verdict
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["earlier"].startswith("10 answers of an earlier run are in ")

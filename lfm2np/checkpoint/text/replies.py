@@ -10,6 +10,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.text.tool_calls import ToolCall, read_calls, write_calls
 from lfm2np.errors import RequestError
@@ -31,7 +33,7 @@ class Message:
     tool_calls  in their order, complete ones only
     unfinished  the reply ended within its reasoning or within a list of calls
     unparsed    texts after a marker that are no list of calls; they are in no other field
-    guessed     it was read from text, and a marker in it had no partner or enclosed no calls
+    guessed     it was read from text, and a marker in it counted for nothing or enclosed no calls
     """
 
     content: str = ""
@@ -96,7 +98,7 @@ class ReplyStream:
         if isinstance(piece, str):
             self._from_text = True
             self._take(piece, (*CONTROL, THINK, END_THINK))
-        elif self._tokenizer is None or isinstance(piece, bytes):
+        elif self._tokenizer is None or isinstance(piece, bytes) or not isinstance(piece, Sequence | np.ndarray):
             raise RequestError(f"a reply: {show(piece)}, expected text, or token ids and their tokenizer")
         else:
             for token_id in require_ids(piece, self._tokenizer.vocab_size) if len(piece) else ():

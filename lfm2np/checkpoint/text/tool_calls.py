@@ -66,15 +66,22 @@ def _literal(value: Any) -> str:
 
 def _from_json(text: str) -> Iterator[ToolCall]:
     """Objects with name and arguments (or parameters), or OpenAI's with these under `function`."""
-    value = json.loads(text, strict=False)  # a raw newline in a string is one, as in Python's spelling
+    # A raw newline in a string is one, as in Python's spelling.
+    value = json.loads(text, strict=False, object_pairs_hook=_once)
     for entry in value if isinstance(value, list) else [value]:
         function = entry.get("function", entry) if isinstance(entry, dict) else None
         name, arguments = None, None
         if isinstance(function, dict):
             name, arguments = function.get("name"), function.get("arguments", function.get("parameters"))
-        if not isinstance(name, str) or not isinstance(arguments, dict | None):
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict | None):
             raise ValueError("expected objects with name and arguments")
         yield ToolCall(name, arguments or {})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(values := dict(pairs)) < len(pairs):
+        raise ValueError("expected one value for each name")
+    return values
 
 
 def _from_python(text: str) -> Iterator[ToolCall]:

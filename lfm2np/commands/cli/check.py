@@ -104,6 +104,8 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
         if is_a_file(arguments.target):
             return judged_file(model, arguments, known, shown), known
         transcript = None if saved is None else open_check(saved)
+        count = len(transcript.pairs()) if transcript else 0
+        earlier = f"{count} answers of an earlier run are in {arguments.save}, and were not asked again" * bool(count)
         with contextlib.closing(target_of(arguments, model)) as target:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             on = until_wrong(model, taken.name, known) if arguments.first else always
@@ -128,7 +130,7 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
                 result = repeated(model, target, result, known)
         if transcript:
             transcript.judged(str(result.total.verdict))
-        return replace(result, why_format=taken.why, left=collected.left), known
+        return replace(result, why_format=taken.why, left=collected.left, earlier=earlier), known
 
 
 def open_check(saved: LineFile) -> Transcript:
