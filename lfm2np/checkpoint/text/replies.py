@@ -10,8 +10,6 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.text.tool_calls import ToolCall, read_calls, write_calls
 from lfm2np.errors import RequestError
@@ -98,7 +96,7 @@ class ReplyStream:
         if isinstance(piece, str):
             self._from_text = True
             self._take(piece, (*CONTROL, THINK, END_THINK))
-        elif self._tokenizer is None or isinstance(piece, bytes) or not isinstance(piece, Sequence | np.ndarray):
+        elif self._tokenizer is None or isinstance(piece, bytes) or not hasattr(piece, "__len__"):
             raise RequestError(f"a reply: {show(piece)}, expected text, or token ids and their tokenizer")
         else:
             for token_id in require_ids(piece, self._tokenizer.vocab_size) if len(piece) else ():
