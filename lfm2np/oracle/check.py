@@ -15,7 +15,7 @@ from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.everywhere import reading_cause
-from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
+from lfm2np.oracle.causes.findings import CERTAIN, Repeats, with_repeats
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.engines.file_target import Transcript
@@ -224,9 +224,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
             names = wrong_samples(request)
             alone = failures([request]) if names and len(requests) > 1 else None
             repeats += [Repeats(name, together[name], TIMES, None if alone is None else alone[name]) for name in names]
-    seen = findings(result.positions, repeats)
-    causes = tuple(with_hits(seen, result.pairs, result.positions)) if seen else result.total.causes
-    return replace(result, repeats=tuple(repeats), total=replace(result.total, causes=causes))
+    causes = with_repeats(result.total.causes, result.positions, repeats)
+    return replace(result, repeats=tuple(repeats), total=replace(result.total, causes=tuple(causes)))
 
 
 def fitting(request: Request, answer: Answer, config: ModelConfig) -> Answer:

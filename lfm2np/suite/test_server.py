@@ -12,7 +12,7 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.errors import Lfm2npError
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import score_words, what_of
-from lfm2np.suite.itself.relations import RELATIONS, Relation
+from lfm2np.suite.itself.relations import ALONE, RELATIONS, Relation
 from lfm2np.suite.itself.rounding_spread import Outcome
 from lfm2np.suite.itself.target_engine import Options, asking_of
 from lfm2np.suite.plugin import cases, given_sizes, option, summarise
@@ -65,7 +65,13 @@ def number(config: pytest.Config, name: str) -> float | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
+    if "relation" in metafunc.fixturenames:
+        metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
+
+
+def test_alone(asking: Asking) -> None:
+    if asking.refuted is not None:
+        pytest.fail(f"{ALONE.sentence}\n{asking.refuted.what}", pytrace=False)
 
 
 def test_relation(relation: Relation, asking: Asking) -> None:

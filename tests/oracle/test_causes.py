@@ -11,7 +11,7 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
-from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
+from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -207,7 +207,7 @@ EVERYWHERE = f"wrong everywhere: {findings_module.EVERYWHERE}"
 
 
 def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:
-    return [cause.line for cause in findings(judged, repeats)]
+    return [cause.line for cause in with_repeats(findings(judged), judged, repeats)]
 
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
@@ -352,7 +352,7 @@ def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> Non
         }
         judged = positions(lambda position, hit=hit: position.request.request_id in hit)  # type: ignore[misc]
         names = sorted(hit & {position.request.request_id for position in judged})  # not what is aborted
-        (first,) = findings(judged, [Repeats(name, 0, 5) for name in names])
+        (first,) = with_repeats(findings(judged), judged, [Repeats(name, 0, 5) for name in names])
         requests = len({position.request.request_id for position in judged if position.verdict in WRONG})
         of = len({position.request.request_id for position in judged})
         assert first.where.startswith(f"wrong in {requests} of {of} requests, and in 0 of ")
@@ -366,15 +366,25 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
     hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.3}
     judged = positions(lambda position: later(position) and position.request.request_id in hit)
     name = next(position.request.request_id for position in judged if position.verdict in WRONG)
-    first, second, *more = findings(judged, [Repeats(name, 2, 5)])
+    first, second, *more = with_repeats(findings(judged), judged, [Repeats(name, 2, 5)])
     assert first.where.startswith("wrong later in a batch") and len(more) <= 1
     assert ", and in 2 of 5 repeats of 1 of them" in second.where and second.suspect.startswith("not deterministic")
-    assert findings(judged, [Repeats(name, 5, 5)]) == findings(judged)
+    assert with_repeats(findings(judged), judged, [Repeats(name, 5, 5)]) == findings(judged)
     assert lines(positions(decode), [Repeats(name, 2, 5)]) == lines(positions(decode))
     names = sorted(PLAN_IDS)[3:43:8]  # nothing sets these apart
     few = positions(lambda position: position.request.request_id in names)
     assert "not deterministic" in lines(few, [Repeats(name, 2, 5)])[0]
     assert lines(few, [Repeats(name, 5, 5), Repeats("other", 0, 5)]) == lines(few)  # each is deterministic
+
+
+def test_what_another_format_says_stays_beside_what_repeats_say() -> None:
+    """total.py puts it first; repeats that fail each time show nothing, others come before it."""
+    judged = positions(lambda position: True)
+    names = sorted(PLAN_IDS)[:2]
+    format_ = Suspicion(LIKELY, "wrong by less than bfloat16 rounds", "run again with it")
+    assert with_repeats([format_], judged, [Repeats(name, 5, 5, 5) for name in names]) == [format_]
+    first, second = with_repeats([format_], judged, [Repeats(name, 5, 5, 0) for name in names])
+    assert "right alone" in first.where and second == format_
 
 
 # --- what is noted of a request
@@ -384,7 +394,7 @@ def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> No
     """Two of many, so that no tag tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
     names = [round_.requests[2].request_id for round_ in PLAN if len(round_.requests) > 2][:2]
     judged = positions(lambda position: position.request.request_id in names)
-    first, *_ = findings(judged, [Repeats(name, 5, 5, 0) for name in names])
+    first, *_ = with_repeats(findings(judged), judged, [Repeats(name, 5, 5, 0) for name in names])
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 

@@ -56,6 +56,11 @@ class Suspicion:
     chance: float | None = None
 
     @property
+    def of(self) -> tuple[str, float | None, float | None]:
+        """What it is told by, whatever words came to it."""
+        return self.suspect, self.explained, self.chance
+
+    @property
     def line(self) -> str:
         """As it stands in a report."""
         return f"{self.sure}: {self.where}{self.suspect and ': '}{self.suspect}"
@@ -71,17 +76,27 @@ class Repeats:
     failed_alone: int | None = None  # None: it was alone
 
 
-def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
-    """The first cause, then others; of errors that the format explains only what repeats of wrong stops show."""
+def findings(positions: Sequence[Position]) -> list[Suspicion]:
+    """The first cause, then others; none of errors that the format explains."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
-        return repeated(positions, repeats)
+        return []
     description = described(positions)
-    causes = [] if description is None else split_causes(positions, description)
-    if not causes or causes[0].sure == GUESS:
-        causes = [*repeated(positions, repeats), *causes]
-    elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
-        causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
-    return (causes or [undescribed(positions)])[:MOST_CAUSES]
+    return [undescribed(positions)] if description is None else split_causes(positions, description)
+
+
+def with_repeats(
+    causes: Sequence[Suspicion], positions: Sequence[Position], repeats: Sequence[Repeats]
+) -> list[Suspicion]:
+    """The causes, and what repeats show: behind a split or hits that are likely, if some repeats differ; else first,
+    and then nothing is said any more of what no tag separates."""
+    shown = repeated(positions, repeats)
+    is_tested = bool(causes) and (causes[0].explained, causes[0].chance) != (None, None)
+    if not causes or causes[0].sure == GUESS or not is_tested:
+        undone = undescribed(positions).of if shown else None
+        return [*shown, *(cause for cause in causes if cause.of != undone)][:MOST_CAUSES]
+    if causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
+        return [causes[0], *shown, *causes[1:]][:MOST_CAUSES]
+    return list(causes)
 
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:

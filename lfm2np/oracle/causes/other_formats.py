@@ -1,9 +1,9 @@
 """Another number format than the declared one as the reason of errors: named if it explains them, as far as it does.
 
 alike    right under it, as large as its errors everywhere, and correlated with those of emulated engines: certain
-by size  the first two, and by the same amounts where the same tokens are sent again: so err other engines of this
-         format, whose roundings stand elsewhere, but also weights that are off by as much; of quantised weights in an
-         unknown scheme no more can be said, as those of emulated engines are drawn
+by size  the first two: so err other engines of this format, whose roundings stand elsewhere, but also weights that are
+         off by as much; of quantised weights in an unknown scheme no more can be said, as those of emulated engines are
+         drawn. They err by the same amounts where the same tokens are sent again, else they are not named
 smaller  right under it, and somewhere or everywhere smaller: an engine that rounds so in places, or any small error
 
 The rounding errors of two engines of a format have a part in common, where both round the same numbers. ALIKE lies
@@ -90,9 +90,9 @@ def other_format(evidence: Evidence) -> tuple[str, Fit] | None:
             continue  # it can't hold this model's numbers
         if fit is None or (seen is not None and seen.found):
             continue
-        if fit is Fit.ALIKE or (fit is Fit.BY_SIZE and not unsteady):
+        if fit is not Fit.SMALLER:
             return name, fit
-        smaller = smaller or (name, Fit.SMALLER)
+        smaller = smaller or (name, fit)
     return smaller
 
 

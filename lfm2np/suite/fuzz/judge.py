@@ -6,7 +6,7 @@ Stop strings are judged only where each token has a text: some servers leave spe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -231,18 +231,11 @@ def trouble_finding(trace: Trace, played: Played) -> Finding | None:
     if played.trouble is not None and played.trouble.kind == DEAD:
         return Finding(DEAD, played.trouble.what)
     for index, answers in enumerate(played.answers):
-        why = trouble_of(answers)
-        if why is not None:
-            return Finding(why[0], f"request {index}: {why[1]}", index)
+        for answer in answers:  # what comes of a cancelled one is not judged
+            if answer.error is not None and not (answer.is_aborted and answer.error == NO_ABORT):
+                kind = IMPOSSIBLE if answer.kind == NO_ANSWER else answer.kind
+                return Finding(kind, f"request {index}: {answer.error}", index)
     return None if played.trouble is None else Finding(played.trouble.kind, played.trouble.what)
-
-
-def trouble_of(answers: Sequence[Answer]) -> tuple[str, str] | None:
-    """Its kind and what it is, where a request failed. What comes of a cancelled one is not judged."""
-    for answer in answers:
-        if answer.error is not None and not (answer.is_aborted and answer.error == NO_ABORT):
-            return (IMPOSSIBLE if answer.kind == NO_ANSWER else answer.kind), answer.error
-    return None
 
 
 def stop_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, answer: Answer) -> str | None:

@@ -141,17 +141,12 @@ class Asking:
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Asking:
         """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone. An engine that gives
-        impossible answers to the questions alone is asked nothing else: there is nothing to compare with."""
+        only impossible answers to the questions alone is asked nothing else: there is nothing to compare with."""
         began = time.monotonic()
-        try:
-            self.begin()
-        except InconclusiveError:
-            if self.refuted is None:
-                raise
-            self.spread = spread_of((), (), self.format_name)
+        self.begin()
         if self.refuted is not None:
             self.held.append(Held(ALONE, Outcome.BROKEN, rounds=(1, 1), broken=self.refuted))
-        chosen = [*chosen, *([] if self.other is None else [OTHER])] if self.known else []
+        chosen = [*chosen, *([] if self.other is None else [OTHER])] if self.known[0] else []
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
             self.held.append(self.ask(relation))
@@ -164,7 +159,10 @@ class Asking:
         if self.other is not None:
             self.other.begin()
             self.players = {**self.players, OTHER.player: self.other.players[""]}
-        self.known[0] = self.alone(0)
+        self.known[0], self.refuted = self.alone(0)
+        if not self.known[0]:
+            self.spread = spread_of((), (), self.format_name)
+            return
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
         for relation in (each for each in RELATIONS if each.measures):
             try:
@@ -177,7 +175,7 @@ class Asking:
 
     def ask(self, relation: Relation) -> Held:
         """An engine that dies breaks the relation."""
-        why = self.lacks(relation)
+        why = self.lacks(relation) if self.known[0] else "no answer alone to compare with"
         if not why and relation.name not in self.rounds:
             why = "the engine is gone" if self.gone else OUT_OF_TIME if time.monotonic() > self.until else ""
         if why:
@@ -217,8 +215,9 @@ class Asking:
         missing += [] if relation.player in self.players else [relation.player]
         return "; ".join(dict.fromkeys(NEEDS[need] for need in missing))
 
-    def alone(self, round_: int, samples: int = 0) -> list[Pair]:
-        """The questions of a round on an idle engine, one after another; those that were answered.
+    def alone(self, round_: int, samples: int = 0) -> tuple[list[Pair], Broken | None]:
+        """The questions of a round on an idle engine, one after another: those that were answered, and the first answer
+        that no right engine gives. InconclusiveError if there is neither.
 
         samples  0: greedily; 1: with a seed; more: so many answers to each
         """
@@ -231,32 +230,33 @@ class Asking:
             usable = [answer for answer in valid if answer.error is None and answer.token_ids]
             answered += [(question, answer) for answer in usable]
             unanswered += [] if usable else [(question, valid[0])]
+        refuted: Broken | None = None
         longest = max((question.num_tokens for question, _ in answered), default=0)
         for question, answer in unanswered:
             if answer.is_refuted:
                 what = f"prompt of {plural(len(question.prompt_token_ids), 'token')}: {answer.error}"
-                self.refuted = self.refuted or Broken(what, Trace((question,)))
+                refuted = refuted or Broken(what, Trace((question,)))
                 continue
             hint = SEE if question.num_tokens > longest else ""
             why = answer.error or "no token ids were reported"
             self.unanswered.append(f"a prompt of {plural(len(question.prompt_token_ids), 'token')} alone{hint}: {why}")
-        if not answered:
-            why = self.unanswered[-1] if self.unanswered else "no right engine gives these answers"
-            raise InconclusiveError(f"no question was answered: {why}")
-        return answered
+        if not answered and refuted is None:
+            raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
+        return answered, refuted
 
     def round(self, relation: Relation, number: int) -> Round:
         if number == 0 and relation.name in self.rounds:
             return self.rounds[relation.name]
+        refuted: Broken | None = None
         if relation.samples:
-            alone = self.alone(number, relation.samples)
+            alone, refuted = self.alone(number, relation.samples)
         else:
             questions = 0 if relation.keeps else number
             if questions not in self.known:
-                self.known[questions] = self.alone(questions)
+                self.known[questions], refuted = self.alone(questions)
             alone = self.known[questions]
-        round_ = Round()
-        for trace in relation.build(alone, self.sizes):
+        round_ = Round(fault=refuted)
+        for trace in relation.build(alone, self.sizes) if alone else ():
             played = self.play(trace, relation.player)
             if unmet := refused(trace, played):
                 round_.unmet = unmet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace
 from lfm2np.oracle.engines.target import Played, Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import LIMIT
@@ -46,7 +46,7 @@ class ByItself:
                 pair = compared(self.answer(request), seen, most=most, is_whole=whole, is_drawn=request.is_sampled)
                 what, _ = beyond(self.spread, pair.positions, self.is_bitwise) or (None, 0)
                 if (why := seen.error or pair.fault or what) is not None:
-                    return Finding(DIFFERS, f"request {index}: {why}", index, seen=answer)
+                    return Finding(IMPOSSIBLE if seen.error else DIFFERS, f"request {index}: {why}", index, seen=answer)
         return None
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:

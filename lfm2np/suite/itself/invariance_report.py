@@ -10,14 +10,15 @@ from typing import Any
 from lfm2np.oracle.engines.records_json import trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
-from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit, limits_of
+from lfm2np.suite.itself.relations import ALONE
+from lfm2np.suite.itself.rounding_spread import LEAST_GROUPS, Outcome, Spread, least_limit, limits_of, spread_of
 
 HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "KL", "other tokens")
 HOLDS = (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS)
 VERDICTS = {RIGHT: "HOLDS", WRONG: "BROKEN", OPEN: "INCONCLUSIVE"}
 MEANS = {
     RIGHT: "Under no relation that was judged does an answer change by more than rounding changes it in this engine.",
-    WRONG: "The same tokens get other answers in other circumstances, by more than rounding explains.",
+    WRONG: "The same tokens get answers in other circumstances that rounding does not explain, or impossible ones.",
     OPEN: "It can't be said that all holds: something was not answered, or can't be compared.",
 }
 
@@ -95,6 +96,8 @@ def what_of(held: Held) -> str:
     """What is to be said beside the table, if anything."""
     if held.broken is None:
         return held.why
+    if held.relation is ALONE:
+        return held.broken.what
     return f"{held.broken.what}; in {held.rounds[0]} of {held.rounds[1]} rounds of other tokens"
 
 
@@ -120,7 +123,7 @@ def hint(asking: Asking) -> list[str]:
     Rounding moves logits alike whatever changes the order of sums, a bug only where it is met. So another format may
     explain what is broken only if batches, and decode instead of prefill, each move most answers by more than the
     declared one does; it need not, as no truth shows whose roundings these are. What holds under a format may hide in
-    it if one of the two moves answers by less.
+    it if one of the two moves answers by so little that another format would allow less.
     """
     moved, declared = [nats for nats in asking.spread.moved if nats is not None], limits_of(asking.format_name)[0]
     if asking.is_bitwise or len(moved) < 2:
@@ -128,7 +131,8 @@ def hint(asking: Asking) -> list[str]:
     nats = max(moved) if asking.broken else min(moved)
     formats = [name for name in ("float32", "float16", "bfloat16") if nats <= limits_of(name)[0]]
     by = f"batches move a logit by {moved[0]:.2g} nat, decode by {moved[1]:.2g}"
-    if not asking.broken and formats and limits_of(formats[0])[0] < declared:
+    under_it = spread_of([[min(moved)]] * LEAST_GROUPS, (), formats[0]) if formats else asking.spread
+    if not asking.broken and under_it.limit < asking.spread.limit:
         return [f"{by}: --format {formats[0]} judges by that, {asking.format_name} by more"]
     scores = [each.score for each in asking.broken]
     largest = max((math.inf if score.flips else score.noise or math.inf for score in scores), default=math.inf)

@@ -69,8 +69,16 @@ def player_of(text: str, options: Options, tokenizer: Tokenizer | None = None, a
     defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
     sizes = {name: options.size(name, size) for name, size in defaults.items()}
     vocab = options.vocab or DEFAULT_VOCAB
-    named = (text, options.model, vocab, tokenizer, options.format_name, None, at_once, options.timeout, sizes)
-    return target_named(*named)
+    return target_named(
+        text,
+        options.model,
+        vocab,
+        tokenizer,
+        options.format_name,
+        at_once=at_once,
+        timeout=options.timeout,
+        sizes=sizes,
+    )
 
 
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:

@@ -196,6 +196,7 @@ def test_other_tokens_beside_others_break_whatever_is_reported(
 FORMATS = {  # the noise of an engine, its declared format, nats that a batch adds, and the format that is named
     "another format everywhere": (0.002, "float32", 0.0, "if the engine computes in float16, --format float16"),
     "a bug beside others, of float16's size": (1e-6, "float32", 0.005, ""),
+    "right in bfloat16": (0.03, "bfloat16", 0.0, ""),
     "a bug beside others, under float16": (1e-6, "float16", 0.02, "--format float32 judges by that, float16 by more"),
     "a bug that changes tokens": (1e-6, "float32", 2.0, ""),
 }
@@ -237,6 +238,21 @@ def test_an_impossible_answer_alone_is_wrong_and_not_unanswered(longest: int) ->
     assert report.verdict == "BROKEN" and report.findings[0].where == "alone" and not checked.unanswered
     assert "logprobs[0] nan: expected a finite number" in report.findings[0].words
     assert len(checked.held) == (1 if longest == 0 else 1 + len(RELATIONS))
+
+
+class UndefinedIfSampled(Undefined):
+    longest = 8
+
+    def play(self, trace: Trace) -> Played:
+        pairs = zip(trace.requests, Pretend.play(self, trace).answers, super().play(trace).answers, strict=True)
+        return Played(tuple(wrong if request.is_sampled else right for request, right, wrong in pairs))
+
+
+def test_an_impossible_answer_to_a_sampled_question_alone_breaks_its_relations() -> None:
+    checked = asking(UndefinedIfSampled(1e-6)).run()
+    assert report_of(checked).verdict == "BROKEN" and not checked.unanswered
+    assert {each.relation.samples > 0 for each in checked.broken} == {True}
+    assert "logprobs[0] nan: expected a finite number" in report_of(checked).findings[0].words
 
 
 class Poisoned(Pretend):
