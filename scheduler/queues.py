@@ -11,7 +11,8 @@ from scheduler.request import Request, Status, is_queued
 
 
 class Queues:
-    """
+    """Waiting and running requests, each in the policy's order.
+
     key  orders requests and never changes for one: see policy.py
     """
 

@@ -151,7 +151,7 @@ READ = {  # all keys that count
     *(*KEYS, *REPLACED.values(), *ECHOES, *ONLY, "model_type", "architectures", "auto_map"),
     *("dtype", "torch_dtype", "layer_types", "rope_theta", "rope_parameters", "rope_scaling"),
 }
-WORDS = """
+KEYS_WITHOUT_EFFECT = """
     initializer_range block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
     attention_dropout hidden_dropout dropout router_aux_loss_coef output_router_logits gradient_checkpointing
     unsloth_fixed unsloth_version _name_or_path name_or_path transformers_version _attn_implementation_autoset
@@ -159,7 +159,9 @@ WORDS = """
     output_attentions output_hidden_states return_dict id2label label2id problem_type torchscript image_token_id
     do_sample temperature top_k top_p min_length max_length repetition_penalty sep_token_id pruned_heads
     """
-IGNORED = frozenset(WORDS.split())  # say nothing of the network: how weights were drawn, training, classes, generation
+# How weights were drawn before training, how they were trained, what transformers' classes do besides, and how they
+# generate: nothing of that is of the network.
+IGNORED = frozenset(KEYS_WITHOUT_EFFECT.split())
 
 
 def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
@@ -327,8 +329,9 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     if named is None:
         if model_type == "lfm3":
             return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
-        is_said = indices is not None or model_type != "lfm2_moe"
-        require(is_said, "layer_types", None, "a list of layer types (lfm2_moe has no default)")
+        if indices is None and model_type == "lfm2_moe":
+            said = "null" if "layer_types" in raw else "absent"
+            raise ConfigError(f"layer_types: {said}, expected a list of layer types (lfm2_moe has no default)")
         return (ATTENTION,) * layers if indices is None else of_indices
     if not isinstance(named, list | tuple):
         raise ConfigError(f"layer_types: {show_json(named)}, expected a list of layer types or null")
@@ -348,14 +351,17 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
 def _rotation(key: str, entry: object, labels: tuple[str, ...], theta: object = None) -> tuple[str, float, float]:
     """Its label, theta (`theta` where it has none), and the share of a head's pairs that turn."""
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{key}: {show_json(entry)}, expected an object or null")
-    for name in entry.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"}:
-        raise ConfigError(f"{key}.{show_json(name)}: not a parameter of {' or '.join(labels)} rotations")
+        raise ConfigError(f"{key}: {show_json(entry)}, expected an object")
+    for name in entry:
+        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
+            raise ConfigError(f"{key}.{show_json(name)}: not a parameter of {' or '.join(labels)} rotations")
     for name in ("type", "rope_type"):
         require(entry.get(name, labels[0]) in labels, f"{key}.{name}", entry.get(name), " or ".join(labels))
     is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
     require(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
     factor = entry.get("partial_rotary_factor")
+    if theta is None and "rope_theta" not in entry:
+        raise ConfigError(f"{key}.rope_theta: absent, expected a number")
     with naming(key, joint="."):
         share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
         theta = require_real("rope_theta", entry.get("rope_theta", theta), integers=True)

@@ -37,7 +37,7 @@ from scheduler import FinishReason, ScheduledTokens, Status
 def alone(
     model: LoadedModel, sample: Sequence, drafter: Drafter | None = None, progress: Progress | None = None
 ) -> Iterator[Chosen]:
-    """The tokens of one sample, which goes on by them until it has ended.
+    """Yields each token of one sample, which it brings forward, until that is finished.
 
     A drafter matters only if it draws its guesses: it is then asked for one at each position. `progress(done, total)`
     counts the layers of each token's pass.
@@ -46,7 +46,16 @@ def alone(
     while not sample.is_finished:
         states = reference.hidden_states(truth.weights, model.config, truth.numerics, sample.token_ids, progress)
         logits = reference.output_logits(truth.weights, truth.numerics, states[-1:])  # [1, V]
-        row = ScheduledTokens(name, sample.num_tokens - 1, (sample.token_ids[-1],), (), 0, (), 0, (name,))
+        row = ScheduledTokens(
+            request_id=name,
+            start=sample.num_tokens - 1,
+            token_ids=(sample.token_ids[-1],),
+            block_table=(),
+            slot=0,
+            checkpoints=(),
+            first_logits=0,
+            samples=(name,),
+        )
         (chosen,) = decide(model, sample, row, logits, _guess(drafter, sample), RunMetrics())
         sample.append(chosen.token_id)
         if sample.stop_string is not None:

@@ -413,4 +413,4 @@ def test_a_check_that_goes_on_says_that_answers_are_of_an_earlier_run(
     assert main(words) == 0 and "earlier" not in json.loads(capsys.readouterr().out)["facts"]
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # without the verdict
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["facts"]["earlier"].startswith("10 answers of an earlier run are in ")
+    assert json.loads(capsys.readouterr().out)["facts"]["earlier"].startswith("10 answers of an earlier run in ")

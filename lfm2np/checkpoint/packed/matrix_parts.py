@@ -68,7 +68,7 @@ class Parts:
 
 
 def modules(tensors: Mapping[str, StoredTensor], source: str, config: ModelConfig) -> Iterator[tuple[str, Parts, Dims]]:
-    """Of each module with a weight in the file: our name of that (the first of several), its parts, its dimensions."""
+    """Of each module that the file should have: our name of its weight (the first of several), parts, dimensions."""
     called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
     seen, experts = set[str](), experts_of(config)
     for name, (place, dims) in plan_of(tensors, config).items():

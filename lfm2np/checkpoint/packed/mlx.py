@@ -12,7 +12,7 @@ from lfm2np.checkpoint.packed.matrix_parts import Dims, Parts, modules, packed_d
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import KEY, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
-from lfm2np.errors import ConfigError
+from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import show
 
@@ -35,7 +35,8 @@ def read_matrix(parts: Parts, dims: Dims, settings: MlxSettings) -> StoredTensor
     if "scales" not in parts:
         if "weight" not in parts or (parts["weight"].dtype != "U32" and (key is None or form is None)):
             return None
-        parts.take("scales", form.key if form and key else f"dtype {parts['weight'].dtype} of weight", ())  # is missing
+        why = f"{form.key} (config.json)" if form and key else f"dtype {parts['weight'].dtype} of weight"
+        raise CheckpointError(f"{parts.source}: missing {parts.called('scales')}, expected it from {why}")
     if form is None:
         raise parts["scales"].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
     *rows, (columns, origin) = dims

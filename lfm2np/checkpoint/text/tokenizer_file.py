@@ -28,10 +28,10 @@ def require_accepted(raw: Mapping[str, Any], source: str) -> None:
             raise TokenizerError(f"{source}: {key}: {value}, expected {expected}")
 
     model, decoder = (part if isinstance(part := raw.get(key), dict) else {} for key in ("model", "decoder"))
-    kind = model.get("type", "BPE") if model else None
-    require(kind == "BPE", "model", show(kind), "BPE")
+    kind = model.get("type", "BPE") if model else raw.get("model")
+    require(kind == "BPE" and bool(model), "model", show(kind), "BPE")
     require(not model.get("dropout"), "model.dropout", show(model.get("dropout")), "null (ids must not be random)")
-    require(decoder.get("type") == "ByteLevel", "decoder", show(decoder.get("type")), "ByteLevel")
+    require(decoder.get("type") == "ByteLevel", "decoder", show(decoder.get("type", raw.get("decoder"))), "ByteLevel")
     kinds = [step.get("type") for step in steps(raw, "pre_tokenizer")]
     # A second ByteLevel would write the bytes of the first one's letters: each doubles the text.
     is_right = bool(kinds) and kinds == ["Split"] * (len(kinds) - 1) + ["ByteLevel"]

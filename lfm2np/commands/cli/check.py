@@ -39,14 +39,14 @@ from lfm2np.oracle.check import (
 )
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
+from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import FORMS, AnswersOnlyError, Record, record_of, shows_answers_only
-from lfm2np.oracle.report.report import WRONG
+from lfm2np.oracle.report.report import WRONG, plural
 from lfm2np.oracle.sending import always, send_all
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.suite.itself.relations import NAMES
@@ -105,7 +105,7 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
             return judged_file(model, arguments, known, shown), known
         transcript = None if saved is None else open_check(saved)
         count = len(transcript.pairs()) if transcript else 0
-        earlier = f"{count} answers of an earlier run are in {arguments.save}, and were not asked again" * bool(count)
+        earlier = f"{plural(count, 'answer')} of an earlier run in {arguments.save}, used where asked for" * bool(count)
         with contextlib.closing(target_of(arguments, model)) as target:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             on = until_wrong(model, taken.name, known) if arguments.first else always
@@ -210,9 +210,7 @@ def known_cases(names: str) -> list[str]:
 
 def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     """The adapter for a TARGET; RequestError for one of no known form."""
-    text, computed_in = arguments.target, ""
-    if text.partition(":")[0] == TRANSFORMERS:
-        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    text, computed_in = arguments.target, format_options.computed_in(arguments)
     vocab_size, tokenizer = model.config.vocab_size, model.tokenizer_or_none
     named = (arguments.name, arguments.at_once, arguments.timeout)
     return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named)
@@ -244,7 +242,7 @@ def add_check(commands: Commands) -> None:
     group = against.add_options(parser)
     add(group, "--relations NAMES", f"some of {', '.join(NAMES)} (all)")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
-    add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
+    add(group, "--out DIR", "write the trace of each broken relation into a folder, as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
     chunk = f"most tokens in a step of the engine ({CHUNK})"
     add(group, "--max-num-batched-tokens N", chunk)

@@ -18,6 +18,7 @@ from lfm2np.commands.cli.shared.parser import (
 from lfm2np.commands.cli.shared.terminal import show_report
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
+from lfm2np.suite.itself.target_engine import HTTP
 
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Prints the findings. ProofError (1) if there are any, InconclusiveError (2) if nothing can be judged."""
     from lfm2np.commands.cli.shared.fuzzing import fuzzed
 
-    is_server = arguments.target.startswith(("http:", "https:"))
+    is_server = arguments.target.startswith(HTTP)
     refuse_unused(arguments, *([] if is_server else [against.LOCAL]), *([NO_START] if arguments.start is None else []))
     require_at_least(arguments, examples=1, findings=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, seed=0)
     require_at_least(arguments, max_model_len=LEAST_CONTEXT)

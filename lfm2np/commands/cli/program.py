@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         print(START)
         return 0
-    arguments = build_parser(words[0] if words else None).parse_args(words)
+    arguments = build_parser(words[0]).parse_args(words)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = warnings_shown_once()

@@ -81,6 +81,6 @@ def add_vet(commands: Commands) -> None:
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--at-once N", "most requests in flight together (as the engine reports)", type=int)
-    add(parser, "--save FILE", "save requests and responses as they come, and go on with what FILE has", type=to_write)
+    add(parser, "--save FILE", "save requests and responses by rounds, and go on with what FILE has", type=to_write)
     work.add_executor_options(parser)
     add(parser, "--html FILE", "write an HTML report", type=to_write)

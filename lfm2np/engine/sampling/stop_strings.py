@@ -23,8 +23,9 @@ from lfm2np.values import show
 class StopChecker:
     """Watches one sample's text for the stop strings of its request.
 
-    It keeps what is held back, less than the longest stop string, and not what was shown: a push costs time in that,
-    its own length and the number of stop strings. A copy (copy.copy) goes on from the same place.
+    It keeps what is held back, less than the longest stop string, and not what was shown: a push costs time in its own
+    length and the number of stop strings, and at worst in the square of what is held. A copy (copy.copy) goes on from
+    the same place.
     """
 
     def __init__(self, stop: Sequence[str], include: bool) -> None:

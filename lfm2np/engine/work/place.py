@@ -105,7 +105,10 @@ def compute(
     results = [record.known(work.kind, item) if record else None for item in items]
     missing = [index for index, result in enumerate(results) if result is None]
     sizes = [work.num_tokens(item) for item in items]
-    shared = lambda index, before: work.num_shared(model, items[index], items[before])  # noqa: E731
+
+    def shared(index: int, before: int) -> int:
+        return work.num_shared(model, items[index], items[before])
+
     shards = cut(missing, sizes, place.max_num_batched_tokens, shared)
     contents = [[items[index] for index in shard] for shard in shards]
     names = [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards]
@@ -185,7 +188,7 @@ def map_shards(
     for _ in range(DEATHS):
         lost = fly(function, {index: shards[index] for index in lost}, executor, keep, 1)
     for index, error in lost.items():
-        message = f"{names[index]}: lost {DEATHS} times, as its worker died or could not be reached"
+        message = f"{names[index]}: lost {DEATHS} times, as its worker died, can't be reached, or can't send its result"
         raise WorkerError(f"{message}: {described(error)}") from error
 
 

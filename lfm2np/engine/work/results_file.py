@@ -274,7 +274,7 @@ class LineFile:
             lock(self._file)
         size = self._file.seek(0, os.SEEK_END)
         if size != self._size:
-            raise OSError(f"{size} bytes, expected {self._size}: something else writes to it")
+            raise OSError(f"{size} bytes, expected {self._size}: a write failed, or something else writes to it")
         return self._file
 
 

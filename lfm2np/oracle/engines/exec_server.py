@@ -2,7 +2,8 @@
 
     lfm2np check "exec:python -m lfm2np.oracle.engines.exec_server package.module:factory"
 
-It reads lines until `run`, computes those requests together, answers each, and reads on.
+It reads lines until `run`, computes those requests together, then answers each, and reads on: `--timeout` has to cover
+a run. A process of yours may answer a request as soon as it has ended.
 """
 
 from __future__ import annotations

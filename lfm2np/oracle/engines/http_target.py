@@ -297,13 +297,13 @@ class HttpRun:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.5)  # an interrupt must not wait for it
+            held = next(filter(self._lacks_hits, indices), None)
+            if held is not None and self._target.counts_hits:  # it gets the round's
+                first, *others = self._answers[held]
+                self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
         except BaseException:
             self._target.close()
             raise
-        held = next(filter(self._lacks_hits, indices), None)
-        if held is not None and self._target.counts_hits:  # it gets the round's
-            first, *others = self._answers[held]
-            self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
         return Played(tuple(self._answers))
 
     def _lacks_hits(self, index: int) -> bool:

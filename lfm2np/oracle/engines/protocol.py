@@ -14,7 +14,7 @@ level d   each of these by itself:
           fork(request_id, new_id): a new request that goes on from where the first stands, with its parameters
           preempt(request_id): takes its memory away; it goes on later
           state() -> {"free_blocks", "num_blocks", "free_slots", "num_slots", "step_tokens"}, those that it knows
-          metrics() -> the counters of METRICS
+          metrics() -> counters: cached_tokens is read
           verify(): raises if memory holds anything but what the requests demand
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
@@ -76,14 +76,6 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "refusals": "a request that can't be met raises RequestError or ValueError when it is added",
 }
 TOLD = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")  # what an engine's `sizes` may say
-METRICS = (
-    "scheduled_tokens",
-    "sampled_tokens",
-    "cached_tokens",
-    "recomputed_tokens",
-    "draft_tokens",
-    "accepted_tokens",
-)
 LEVELS = {  # what a property may need, and the methods that this takes
     "generate": ("generate",),
     "score": ("score",),

@@ -14,6 +14,7 @@ from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.commands.cli.shared.parser import add, meant
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
+from lfm2np.oracle.engines.named import TRANSFORMERS
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, KV, format_named
 
 
@@ -32,7 +33,9 @@ def declared(text: str) -> str:
     try:
         format_named(("float32" if base == AUTO else base) + kv + kept)
     except RequestError as problem:
-        raise argparse.ArgumentTypeError(f"{problem} or {AUTO}{meant(base, [*FORMATS, AUTO])}") from None
+        is_base = base not in (*FORMATS, AUTO)
+        also = f" or {AUTO}{meant(base, [*FORMATS, AUTO])}" if is_base else meant(kept, KEPT)
+        raise argparse.ArgumentTypeError(f"{problem}{also}") from None
     return text
 
 
@@ -48,6 +51,12 @@ def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
         return Taken(arguments.format, "")
     taken = taken_format(read_tensors(path, config), is_gguf(path), has_input_roundings, engine)
     return taken._replace(name=taken.name + kv + kept)
+
+
+def computed_in(arguments: argparse.Namespace) -> str:
+    """The format in which transformers is to compute, if it is the TARGET; else nothing."""
+    is_asked = arguments.target.partition(":")[0] == TRANSFORMERS
+    return format_of(arguments, TRANSFORMERS).name.partition(KV)[0] if is_asked else ""
 
 
 AUTO = "auto"

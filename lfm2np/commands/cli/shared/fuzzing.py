@@ -17,12 +17,10 @@ from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import command_line
 from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
-from lfm2np.oracle.engines.named import TRANSFORMERS
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
-from lfm2np.oracle.judging.formats import KV
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
@@ -77,10 +75,8 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
     given = {name: getattr(arguments, name) for name in TOLD}
-    computed_in = ""
-    if arguments.target.startswith(TRANSFORMERS):
-        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
-    options = Options(model.path, given, model.config.vocab_size, arguments.name, arguments.timeout, computed_in)
+    rounded = format_options.computed_in(arguments)
+    options = Options(model.path, given, model.config.vocab_size, arguments.name, arguments.timeout, rounded)
     player = player_of(arguments.target, options, model.tokenizer_or_none, MOST_REQUESTS)  # all that are due
     stack.callback(player.close)
     abilities = player.probe()

@@ -27,7 +27,7 @@ from lfm2np.values import require_count
 
 CONNECTING = 10.0  # seconds until a scheduler's address is given up
 WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up
-SAVE_HELP = "save what comes as it comes, and go on with what FILE has (score --merge)"
+SAVE_HELP = "save results as they arrive, and resume from FILE (score --merge joins files)"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
