@@ -1,7 +1,7 @@
 """Puts tests/ on the path, so that every test can import `builders`, and sets Hypothesis up.
 
 Profiles, by the variable HYPOTHESIS_PROFILE: `ci` (default) always draws the same examples, `deep` draws new ones,
-twenty times as many, `few` always the same five, for emulated machines. No profile has a deadline: this is no test of
+forty times as many, `few` always the same five, for emulated machines. No profile has a deadline: this is no test of
 speed.
 
 What takes long is marked `slow`, and left out where everything is asked for: `pytest tests` or any other folder, file,

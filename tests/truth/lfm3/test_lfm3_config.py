@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     ),
     "no theta": (
         {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.rope_theta: null",
+        "rope_parameters.full_attention.rope_theta: absent",
     ),
     "no window": ({"sliding_window": None}, "sliding_window: null, expected a size for layers of sliding_attention"),
     "an empty window": ({"sliding_window": 0}, "sliding_window: 0, expected an integer from 1"),
