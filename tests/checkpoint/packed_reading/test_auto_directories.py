@@ -13,17 +13,7 @@ from packed_values import fractions
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
 
-PROMPT = [1, 7, 12, 3, 30, 21]
-OUT, KEYS = "model.layers.0.conv.out_proj.weight", "model.layers.1.self_attn.k_proj.weight"
-FORMS = {
-    "gptq-4bit-g32": gptq(),
-    "gptq-4bit-g64": gptq(group_size=64, sym=True),
-    "gptq-8bit-g32": gptq(bits=8, checkpoint_format="gptq_v2"),
-    "gptq-4bit-channel": gptq(group_size=-1),
-    "gptq-4bit-g16": gptq(group_size=16, desc_act=True, checkpoint_format="gptq_v2"),
-    "awq-4bit-g32": awq(),
-    "awq-4bit-channel": awq(group_size=-1),
-}
+OUT = "model.layers.0.conv.out_proj.weight"
 
 
 def test_a_zero_is_stored_less_one_in_the_first_format_only(tmp_path: Path):

@@ -26,7 +26,6 @@ from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.errors import CheckpointError, ConfigError
 
 OUT, IN = "model.layers.0.conv.out_proj", "model.layers.0.conv.in_proj"
-NORM = "model.layers.0.operator_norm.weight"
 GATE = "model.layers.1.feed_forward.gate"
 UP = "model.layers.1.feed_forward.switch_mlp.up_proj"
 GROUP = "quantization_config.config_groups.group_0"

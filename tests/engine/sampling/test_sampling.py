@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from lfm2np.engine.sampling.choice import distribution, draw, integer_weights, process
 from lfm2np.engine.sampling.params import SamplingParams
 
-INF = math.inf
-
 
 def only(row: Sequence[float], **values: Any) -> list[int]:
     """Ids that can be drawn."""

@@ -1,4 +1,4 @@
-"""Noise and draws: Philox against ten lines of Python, shares of the noise by fractions, draws by Pearson's test."""
+"""Noise and draws: shares of the noise by fractions, draws by Pearson's test."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.teacher_forcing import SCORE, score_many
 from lfm2np.engine.work import place as work
-from lfm2np.engine.work.place import Place, Workers, compute, model_of, source_of
+from lfm2np.engine.work.place import Place, Work, Workers, compute, model_of, source_of
 from lfm2np.engine.work.results_file import LineFile, ResultsFile, decoded, encoded, merged, spot_check
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from scheduler.checksum import json_sha256, sealed
@@ -119,6 +119,13 @@ def test_config_and_weights_make_the_checkpoints_hash(model: Model, tmp_path: Pa
     directory = shutil.copytree(model.path, tmp_path / "model")
     (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
     assert load(directory).sha256 != model.sha256
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_result_too_few_is_no_result(model: Model, is_apart: bool) -> None:
+    work_of_one = Work("ids", lambda model, items: list(items)[1:], len)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="shorter"):
+        compute(work_of_one, model, SEQUENCES, executor if is_apart else None)
 
 
 # --- files of results

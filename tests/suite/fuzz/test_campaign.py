@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from served_here import model
 
-import lfm2np
 from lfm2np.oracle.engines.records import DEAD, FAILED, HANG, Answer, Trace, failed, greedy
 from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.suite.fuzz.campaign import (
@@ -24,7 +23,6 @@ from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth
 
 A = alphabet_of(None, 300)
-TRAINED = lfm2np.trained_fixture()
 AROUND = Around(block=4, chunk=16, slots=3, longest=60, alphabet=A, sampling=True)
 Says = Callable[[Trace], Answer | None]
 BAD = failed("it broke")
