@@ -63,7 +63,7 @@ FILES = [
             "engine/sampling/stop_strings",
             "engine/cache",
             "engine/step",
-            "engine/ragged",
+            "engine/uncached",
             "arithmetic/attention",
             "arithmetic/convolution_windows",
         )
@@ -108,7 +108,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     ),
     "lfm2np/engine/sampling/stop_strings": ("stop-strings-are-found", "text-is-what-the-tokens-say"),
     "lfm2np/engine/step": ("is-lfm2", "equals-reference", "runs-are-counted"),
-    "lfm2np/engine/ragged": ("whole-sequences-are-ragged",),
+    "lfm2np/engine/uncached": ("whole-sequences-are-ragged",),
     "lfm2np/arithmetic": (
         "attention-is-cut-to-size",
         "is-lfm2",

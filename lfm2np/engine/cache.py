@@ -162,8 +162,8 @@ class Segment:
     rows: slice
     runs: list[Any]  # of its blocks: see block_runs
     window_runs: list[Any]  # of those of windowed layers
-    entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]: keys and values
-    windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
+    cache_entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]: keys, values
+    conv_windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
     count: int = 0
 
@@ -180,15 +180,15 @@ def commit(cache: Cache, kept: Sequence[Segment]) -> None:
     for index, (is_windowed, layer) in enumerate(zip(cache.is_windowed, cache.blocks, strict=True)):
         blocks, offsets = places[is_windowed]
         for number, array in enumerate(layer):
-            entries = [segment.entries[index][number][: segment.count] for segment in kept]
+            entries = [segment.cache_entries[index][number][: segment.count] for segment in kept]
             array[blocks, offsets] = np.concatenate(entries)
     slots = [segment.entry.slot for segment in kept]
     columns = cache.states.shape[2]  # L-1
     for index in range(cache.states.shape[1]):
-        states = np.stack([segment.windows[index][segment.count : segment.count + columns] for segment in kept])
+        states = np.stack([segment.conv_windows[index][segment.count : segment.count + columns] for segment in kept])
         cache.states[slots, index] = states
     for segment in kept:
-        keep_checkpoints(cache, segment.entry, segment.windows, segment.count)
+        keep_checkpoints(cache, segment.entry, segment.conv_windows, segment.count)
 
 
 def written_places(

@@ -115,8 +115,8 @@ def convolve(numerics: Numerics, cache: Cache, segments: list[Segment], weights:
     """Each request after its own live state: u [T, D] -> [T, D]."""
     for segment in segments:
         history = cache.states[segment.entry.slot, weights.number]  # [L-1, D]
-        segment.windows.append(np.concatenate([history, u[segment.rows]]))
-    return numerics.convolve_ragged([segment.windows[-1] for segment in segments], weights.taps, weights.taps_bias)
+        segment.conv_windows.append(np.concatenate([history, u[segment.rows]]))
+    return numerics.convolve_ragged([segment.conv_windows[-1] for segment in segments], weights.taps, weights.taps_bias)
 
 
 def attend(
@@ -134,7 +134,7 @@ def attend(
     sound, cached = [], []
     for segment in segments:
         if not segment.error:
-            segment.entries.append(tuple(array[segment.rows] for array in entries))
+            segment.cache_entries.append(tuple(array[segment.rows] for array in entries))
             sound.append(segment.rows)
             cached.append(cached_tokens(cache, weights.number, segment))
     return numerics.attend_ragged(queries, sound, cached, weights.scale)
@@ -142,7 +142,7 @@ def attend(
 
 def cached_tokens(cache: Cache, layer: int, segment: Segment) -> list[tuple[Array, ...]]:
     """What a request's new rows attend to in this layer, in parts: in its blocks, then its own new entries."""
-    start, new = segment.entry.start, segment.entries[layer]
+    start, new = segment.entry.start, segment.cache_entries[layer]
     if not cache.is_windowed[layer]:
         return read_tokens(cache, layer, segment.runs, start, new)
     freed = segment.entry.window_table.count(FREED) * cache.block_size

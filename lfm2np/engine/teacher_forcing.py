@@ -13,7 +13,7 @@ from lfm2np.arithmetic import Numerics
 from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.tokenizer import require_ids
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.truth import reference
@@ -62,7 +62,7 @@ def score_batch(
     weights: ModelWeights, config: ModelConfig, numerics: Numerics, sequences: Sequence[Sequence[int]]
 ) -> list[Columns | NumericsError]:
     """What `score` says of each sequence, all of them in one ragged pass; an overflow harms only its own sequence."""
-    states, runs = ragged.hidden_states(weights, config, numerics, [ids[:-1] for ids in sequences])
+    states, runs = uncached.hidden_states(weights, config, numerics, [ids[:-1] for ids in sequences])
     following = np.array([token for ids in sequences for token in ids[1:]], np.int64)
     columns, overflows = score_rows(weights, numerics, states, following)
     results: list[Columns | NumericsError] = []

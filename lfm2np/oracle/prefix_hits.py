@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.engine.ragged import common_prefix
+from lfm2np.engine.uncached import common_prefix
 from lfm2np.oracle.causes.findings import (
     ALONE_CHANCE,
     CERTAIN,

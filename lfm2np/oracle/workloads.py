@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
-from lfm2np.engine.ragged import common_prefix
+from lfm2np.engine.uncached import common_prefix
 from lfm2np.errors import TokenizerError
 from lfm2np.oracle.engines.records import Request, Trace, changed, greedy
 from lfm2np.truth.config import ModelConfig

@@ -23,7 +23,7 @@ FILES = (
     *(f"arithmetic/{name}.py" for name in ("exact", "exact_attention", "grids", "weight_grids", "matrix", "attention")),
     *(f"arithmetic/{name}.py" for name in ("convolution_windows", "pieces", "routing", "shapes")),
     *(f"arithmetic/products/{name}.py" for name in ("product", "exactness", "blas")),
-    *("engine/step.py", "engine/ragged.py", "engine/cache.py"),
+    *("engine/step.py", "engine/uncached.py", "engine/cache.py"),
     *("engine/sampling/choice.py", "engine/sampling/logprobs.py"),
 )
 ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations
@@ -103,7 +103,11 @@ LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
         {"engine/sampling/choice.py": {"keep_top_p", "draw"}},
         "of integer weights, at most 2**62 together",
     ),
-    ({"np.cumsum", "np.diff", "np.prod"}, {"engine/ragged.py": {"runs_of"}, "engine/cache.py": {"*"}}, "of counts"),
+    (
+        {"np.cumsum", "np.diff", "np.prod"},
+        {"engine/uncached.py": {"runs_of"}, "engine/cache.py": {"*"}},
+        "of counts",
+    ),
     ({"sum"}, {"arithmetic/attention.py": {"*"}, "engine/cache.py": {"*"}}, "of counts of tokens and bytes"),
     ({"np.bincount", "np.partition"}, {"engine/sampling/choice.py": {"*"}}, "counts of ids; the k-th largest value"),
     (

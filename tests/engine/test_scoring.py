@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from threads import threads
 
 import lfm2np
-from lfm2np.engine import ragged, teacher_forcing
+from lfm2np.engine import teacher_forcing, uncached
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import score_many
 from lfm2np.engine.work.place import Place, cut
@@ -45,7 +45,7 @@ def test_each_sequence_of_a_ragged_pass_has_the_bits_that_it_has_alone(
 ) -> None:
     model = load(directory)
     drawn = data.draw(sequences(model.config.vocab_size, 1))
-    states, runs = ragged.hidden_states(model.weights, model.config, model.numerics, drawn)
+    states, runs = uncached.hidden_states(model.weights, model.config, model.numerics, drawn)
     for ids, run in zip(drawn, runs, strict=True):
         alone = reference.hidden_states(model.weights, model.config, model.numerics, ids)
         assert states[run.rows].tobytes() == alone.tobytes()
@@ -105,14 +105,14 @@ def test_an_overflow_in_attention_harms_only_its_own_sequence() -> None:
 def test_an_overflow_in_the_logits_harms_only_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state beyond float32 in one row, as no attention layer follows that would see it."""
     model = load(None)
-    original = ragged.hidden_states
+    original = uncached.hidden_states
 
     def large(*arguments):  # type: ignore[no-untyped-def]
         states, runs = original(*arguments)
         states[runs[1].rows.start + 1] = 3e38
         return states, runs
 
-    monkeypatch.setattr(ragged, "hidden_states", large)
+    monkeypatch.setattr(uncached, "hidden_states", large)
     monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 2 * model.config.vocab_size)
     good = [[1, 5, 6, 7], [1, 8, 10]]
     scores = score_many(model, [good[0], [1, 5, 9, 9, 9], good[1]])

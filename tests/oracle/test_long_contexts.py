@@ -13,7 +13,7 @@ from engines import Dying
 from faults import Edit, Fault, by_name, inject
 
 import lfm2np
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.engine.work.results_file import ResultsFile
@@ -109,13 +109,13 @@ def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
 def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network sees hardly more rows than the longest prompt has."""
     (answers, _), rows = of_a_right_engine(model), []
-    right = ragged.final_states
+    right = uncached.final_states
 
     def counted(weights, config, numerics, ids, *others, **named):  # type: ignore[no-untyped-def]
         rows.append(len(ids) if numerics.name == "exact" else 0)
         return right(weights, config, numerics, ids, *others, **named)
 
-    monkeypatch.setattr(ragged, "final_states", counted)
+    monkeypatch.setattr(uncached, "final_states", counted)
     checked(model, answers, Place(max_num_batched_tokens=64))
     assert FEWER - FEW < sum(rows) < FEWER + 20 * (FEW + 8)
 
@@ -182,5 +182,5 @@ def test_common_prefix() -> None:
         ids = drawn.integers(0, 2, 40).tolist()
         other = drawn.integers(0, 2, 37).tolist()
         count = next((index for index in range(37) if ids[index] != other[index]), 37)
-        assert ragged.common_prefix(ids, tuple(other)) == count
-        assert ragged.common_prefix(ids, ids[:12]) == 12
+        assert uncached.common_prefix(ids, tuple(other)) == count
+        assert uncached.common_prefix(ids, ids[:12]) == 12

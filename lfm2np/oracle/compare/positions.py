@@ -25,7 +25,7 @@ from lfm2np.arithmetic.grids import exact_sum
 from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import Source, Work, load_source
 from lfm2np.truth import elementary
@@ -49,7 +49,7 @@ def compare_items(others: Others, model: LoadedModel, items: Sequence[Mapping[st
     found = [others[sha256] for sha256 in items[0]["quantised"]]
     sides = [model, *(loaded(other) if isinstance(other, Source) else other for other in found)]
     fed = [item["token_ids"][: item["stop"]] for item in items]
-    passes = [ragged.hidden_states(side.weights, side.config, model.numerics, fed) for side in sides]
+    passes = [uncached.hidden_states(side.weights, side.config, model.numerics, fed) for side in sides]
     results = []
     for number, item in enumerate(items):
         rows = passes[0][1][number].rows

@@ -33,7 +33,7 @@ from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.oracle.judging.allowed import Allowed, most_shift, resolution, shape
@@ -221,7 +221,7 @@ def said_by(
     sequences = [item["token_ids"][:-1] for item in items]
     given = given_routes(model, sequences, [item["routes"] for item in items])
     arithmetic, kept = routed(numerics, given)
-    states, runs = ragged.hidden_states(weights, model.config, arithmetic, sequences, table)
+    states, runs = uncached.hidden_states(weights, model.config, arithmetic, sequences, table)
     overflow = next((run.error for run in runs if run.error), None)
     if overflow:
         raise overflow

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lfm2np.arithmetic.grids import exact_sum
 from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.errors import NumericsError
@@ -124,7 +124,7 @@ def over_states(
     sequences = [item["token_ids"][:-1] for item in items]
     given = given_routes(model, sequences, [item.get("routes") for item in items])
     numerics, kept = routed(model.numerics, given)
-    states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
+    states, runs = uncached.hidden_states(model.weights, model.config, numerics, sequences)
     chosen = {} if given is None else {"routes": kept.chosen(), "preferred": kept.preferred()}
     results: list[dict[str, Any]] = []
     for item, run in zip(items, runs, strict=True):
@@ -238,10 +238,10 @@ def num_fed_tokens(item: Mapping[str, Any]) -> int:
 
 
 def num_shared_tokens(model: LoadedModel, item: Mapping[str, Any], before: Mapping[str, Any]) -> int:
-    """Tokens that go through the network once if both are computed in one pass: see ragged.hidden_states."""
+    """Tokens that go through the network once if both are computed in one pass: see uncached.hidden_states."""
     if model.config.sparse_layers:
         return 0
-    return ragged.common_prefix(item["token_ids"][:-1], before["token_ids"][:-1])
+    return uncached.common_prefix(item["token_ids"][:-1], before["token_ids"][:-1])
 
 
 TRUTH = Work("truth-rows", truth_items, num_fed_tokens, num_shared=num_shared_tokens)

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine import ragged
-from lfm2np.engine.ragged import Run
+from lfm2np.engine import uncached
+from lfm2np.engine.uncached import Run
 from lfm2np.engine.work.place import Work
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.judging.routes import OWN, routed
@@ -58,7 +58,7 @@ def variant_items(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, A
     numerics, _ = routed(model.numerics, given_routes(model, sequences, list(map(routes_of, items))))
     convolved = [run for conv, _, _ in layouts for run in conv]
     attended = [run for _, attention, _ in layouts for run in attention]
-    mixing = Mixing(partial(ragged.convolve, numerics, convolved), partial(ragged.attend, numerics, attended))
+    mixing = Mixing(partial(uncached.convolve, numerics, convolved), partial(uncached.attend, numerics, attended))
     states = final_states(model.weights, model.config, numerics, ids, positions, mixing)
     results: list[dict[str, Any]] = []
     for item, (_, attention, rows) in zip(items, layouts, strict=True):

@@ -16,7 +16,7 @@ from internal_properties.state_machines.compare import require
 from lfm2np.arithmetic import numerics_named
 from lfm2np.arithmetic.attention import Span, attend_in_batches
 from lfm2np.engine.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache
-from lfm2np.engine.ragged import hidden_states
+from lfm2np.engine.uncached import hidden_states
 from lfm2np.suite.adapters import own
 from lfm2np.suite.properties.driver import generate, require_truth
 from lfm2np.suite.properties.property import Violation

@@ -18,7 +18,7 @@ from truths import truth_of
 import lfm2np
 from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.stored import widen
-from lfm2np.engine import ragged
+from lfm2np.engine import uncached
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place
 from lfm2np.errors import NumericsError, RequestError
@@ -98,8 +98,8 @@ def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.
         sizes.append([len(ids) for ids in arguments[3]])
         return hidden_states(*arguments)
 
-    hidden_states = ragged.hidden_states
-    monkeypatch.setattr(ragged, "hidden_states", passed)
+    hidden_states = uncached.hidden_states
+    monkeypatch.setattr(uncached, "hidden_states", passed)
     found = noise_of(model, truths, "float32", draws=(0,), place=Place(max_num_batched_tokens=50))
     assert sizes == [[24, 24], [24]]
     assert all(np.abs(drawn.errors).max() < 1e-3 for drawn in found), "held against its own truth"
