@@ -225,6 +225,8 @@ def text_fault(tokenizer: Tokenizer, ends: Collection[int], stop: str | None, an
     certain, broken, _ = expected.partition(UNFINISHED)
     if answer.text == expected or (broken and answer.text.startswith(certain)):
         return None
+    if answer.text == expected.removeprefix(" "):
+        return "its text lacks the blank that its tokens begin with"
     what = f"its tokens before stop {stop!r}" if stopped else "its tokens"
     return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
 
