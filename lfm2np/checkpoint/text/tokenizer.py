@@ -16,7 +16,7 @@ import codecs
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
@@ -99,13 +99,15 @@ class Tokenizer:
             return [bos, *ids]
         return ids[1:] if ids[:2] == [bos, bos] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a conversation, up to and with the header of the assistant's next turn, with one BOS at the start.
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> list[int]:
+        """Ids of a conversation, with one BOS at the start; what is rendered, and the options: see `chat.render_chat`.
 
         The template writes the BOS, so the post-processor must not: a doubled BOS is a classic bug (vLLM issue 16081,
         SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
         """
-        ids = self._ids_of(self.render_chat(messages), "messages", add_special_tokens=False)
+        ids = self._ids_of(self.render_chat(messages, tools, **options), "messages", add_special_tokens=False)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -117,9 +119,11 @@ class Tokenizer:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
         return self._ids_of(text, "text", add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> str:
         """The text that `encode_chat` tokenises."""
-        text = render_chat(self.chat, messages)
+        text = render_chat(self.chat, messages, tools, **options)
         require_text(text, "messages")
         return text
 
