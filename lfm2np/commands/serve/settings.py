@@ -89,6 +89,11 @@ def _refusal_of_form(problem: ValidationError) -> Refusal:
     if first["type"] == "unknown_field":
         return Refusal(400, first["msg"], first["ctx"]["name"])
     messages = dict.fromkeys(error["msg"] for error in errors if error["loc"][:1] == where)
-    indices = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
+    place = ""
+    for step in first["loc"][1:]:
+        if isinstance(step, int):
+            place += f"[{step}]"
+        elif place and step.isidentifier() and step != "str":  # no name of a form
+            place += f".{step}"
     name = str(where[0]) if where else "the body"
-    return Refusal(400, f"{name}{indices}: {', or '.join(list(messages)[:4])}", name if where else None)
+    return Refusal(400, f"{name}{place}: {', or '.join(list(messages)[:4])}", name if where else None)
