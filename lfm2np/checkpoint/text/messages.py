@@ -61,7 +61,7 @@ def _message(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _require_call(call: Any, name: str) -> None:
     """Arguments that came as JSON become the object: of a string templates make no call, or raise."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function: Any = call.get("function", call) if isinstance(call, dict) else None
     is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
     _require(is_named, name, call, "a function with name and arguments")
     given = function.get("arguments") or {}
