@@ -169,7 +169,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": 1, "content": "x"}], "messages[0].role: 1"),
     ([{"role": "user", "content": "x", "name": {1, 2}}], "messages[0].name: {1, 2}, expected values of JSON"),
     ([{"role": "user", "content": "x", "score": float("nan")}], "messages[0].score: nan, expected values of JSON"),
-    ([{"role": "user", "content": "x", 3: "y"}], "a key of messages[0]: 3"),
+    ([{"role": "user", "content": "x", 3: {4}}], "messages[0].3: {4}, expected values of JSON"),
     ([{"role": "assistant", "tool_calls": "f"}], "messages[0].tool_calls: 'f', expected a list"),
     ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]: {}, expected a function"),
     ([called("[1]")], "messages[0].tool_calls[0].function.arguments: a JSON array, expected an object"),

@@ -19,7 +19,7 @@ from lfm2np.checkpoint.loaded import trained_fixture  # noqa: E402
 
 pytestmark = pytest.mark.peers
 CHATS = json.loads((Path(lfm2np.__file__).parent / "suite" / "tool_parsers" / "chats.json").read_text(encoding="utf-8"))
-CASES = {case["id"]: case for case in CHATS["prompts"]}
+CASES = {case["id"]: case for case in CHATS["prompts"] if case["text"] is not None}  # others are refused here
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,6 @@ def test_transformers_makes_the_same_prompt(theirs: Any, monkeypatch: pytest.Mon
         **options,
         **variables,
     }
-    if case["text"] is None:  # transformers takes the clock's date
-        pytest.skip("refused here")
     assert theirs.apply_chat_template(messages, tokenize=False, **given) == case["text"]
     assert theirs.apply_chat_template(messages, return_dict=False, **given) == case["ids"]
 

@@ -32,7 +32,7 @@ FAULTS = (
         "    return fields if reasoning is None",
         '    fields.pop("tool_calls", 0)\n    return fields if reasoning is None',
     ),
-    ("arguments stay JSON", "vllm.cpp 526", "if isinstance(given, str):\n", "if False:\n"),
+    ("arguments stay JSON", "vllm.cpp 526", "if isinstance(given, str):", "if False:"),
     (
         "responses are the user's",
         "Rapid-MLX 1592",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.strict_json import decode_text, is_present, read_bytes, read_object
-from lfm2np.checkpoint.text.messages import plain_object, plain_objects, require_messages
+from lfm2np.checkpoint.text.messages import Objects, plain_object, plain_objects, require_messages
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.values import show
 
@@ -57,8 +57,8 @@ def load_chat(directory: Path, bos_token: str) -> Chat:
 
 def render_chat(
     chat: Chat,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    messages: Objects,
+    tools: Objects | None = None,
     *,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
@@ -113,7 +113,7 @@ def _tag_final(messages: list[dict[str, Any]]) -> str:
     return final
 
 
-def render_plain(messages: Sequence[Mapping[str, Any]], bos_token: str) -> str:
+def render_plain(messages: Objects, bos_token: str) -> str:
     """LFM2's layout; no default system message. Source: the chat template published with LFM2-1.2B, without tools."""
     turns = []
     for position, message in enumerate(messages):

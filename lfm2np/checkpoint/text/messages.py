@@ -10,15 +10,15 @@ from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import RequestError
 from lfm2np.values import show
 
+Objects = Sequence[Mapping[str, Any]]
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read one of the first two
 
 
 def plain_object(value: Any, name: str) -> dict[str, Any]:
-    """A copy that shares nothing with the caller's; RequestError names what is no object, no string or no JSON."""
+    """A copy that shares nothing with the caller's; RequestError for what is no object of JSON."""
     _require(isinstance(value, Mapping), name, value, "an object")
     fields = {}
     for key, field in value.items():
-        _require(isinstance(key, str), f"a key of {name}", key, "a string")
         try:
             fields[str(key)] = json.loads(json.dumps(field, allow_nan=False))
         except (TypeError, ValueError, RecursionError):
@@ -45,30 +45,25 @@ def require_messages(messages: Any) -> list[dict[str, Any]]:
 def _message(fields: dict[str, Any], name: str) -> dict[str, Any]:
     fields = {key: value for key, value in fields.items() if value is not None}
     _require(isinstance(fields.get("role"), str), f"{name}.role", fields.get("role"), "a string")
-    content = fields.get("content", "" if "tool_calls" in fields else None)
+    content, calls = fields.get("content", "" if "tool_calls" in fields else None), fields.get("tool_calls", [])
     _require(isinstance(content, str | list), f"{name}.content", content, "a string, or a list of texts")
     for place, part in enumerate(content if isinstance(content, list) else ()):
         is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
         _require(is_text, f"{name}.content[{place}]", part, "type 'text', and a text")
-    calls = fields.get("tool_calls", [])
     _require(isinstance(calls, list), f"{name}.tool_calls", calls, "a list of calls")
     for place, call in enumerate(calls):
-        _require_call(call, f"{name}.tool_calls[{place}]")
+        function, where = call.get("function") if isinstance(call, dict) else None, f"{name}.tool_calls[{place}]"
+        is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        _require(is_named, where, call, "a function with name and arguments")
+        given, where = function.get("arguments") or {}, f"{where}.function.arguments"
+        if isinstance(given, str):  # templates make no call of it, or raise
+            content = b"{}" if given.strip() in ("", "null") else given.encode("utf-8", "surrogatepass")
+            given = parse_object(content, where, RequestError)
+        _require(isinstance(given, dict), where, given, "an object, or one as JSON")
+        function["arguments"] = given
     reasoning = next((fields[key] for key in REASONING if key in fields), None)
     _require(isinstance(reasoning, str | None), f"{name}.reasoning_content", reasoning, "a string")
     return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
-
-
-def _require_call(call: Any, name: str) -> None:
-    """Arguments that came as JSON become the object: of a string templates make no call, or raise."""
-    function: Any = call.get("function", call) if isinstance(call, dict) else None
-    is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
-    _require(is_named, name, call, "a function with name and arguments")
-    given = function.get("arguments") or {}
-    if isinstance(given, str):
-        given = parse_object(given.encode("utf-8", "surrogatepass"), f"{name}.function.arguments", RequestError)
-    _require(isinstance(given, dict), f"{name}.function.arguments", given, "an object, or one as JSON")
-    function["arguments"] = given
 
 
 def _require(is_right: bool, name: str, value: Any, expected: str) -> None:

@@ -73,13 +73,7 @@ def render_reply(message: Message) -> str:
 
 def opens_reasoning(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
     """Whether the prompt's last turn begins with a <think> that does not end: the reply then goes on in it."""
-    pieces: list[bytes] = []
-    for token_id in reversed(prompt):
-        entry = str(tokenizer.token(token_id))
-        if entry == START_TURN:
-            break
-        pieces.append(tokenizer.token_bytes(token_id) or entry.encode())
-    turn = b"".join(reversed(pieces)).partition(b"\n")[2].decode("utf-8", "replace")
+    turn = tokenizer.decode(prompt, skip_special_tokens=False).rpartition(START_TURN)[2].partition("\n")[2]
     return turn.startswith(THINK) and END_THINK not in turn
 
 

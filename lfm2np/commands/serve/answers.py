@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import lfm2np
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.replies import Message, ReplyStream, join, opens_reasoning
-from lfm2np.checkpoint.text.tool_calls import ToolCall
 from lfm2np.commands.serve.bodies import ChatBody, CompletionBody, Sampled
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
@@ -28,7 +27,9 @@ class Sent:
         self._model = model
         self.num_tokens = self.num_characters = self.length = 0
         self.has_begun = self.has_ended = False
-        self.num_calls = 0
+        self.reply: ReplyStream | None = None  # of a chat
+        self.num_calls = self._num_read = 0
+        self._held: list[tuple[int, int]] = []  # tokens whose text may begin a stop string, and where it ends
         self.begin_text()
 
     def begin_text(self) -> None:
@@ -47,23 +48,19 @@ class Sent:
             self.length += len(self._stream.push(token_id))
         return start
 
-    def begin_reply(self, in_reasoning: bool, calls: bool) -> None:
-        self._reply = ReplyStream(self._model.tokenizer, in_reasoning, calls)
-        self._held: list[tuple[int, int]] = []  # tokens whose text may belong to a stop string, and where it ends
-        self._read = 0  # characters of the text
-
     def read(self, token_ids: Sequence[int], text: str, is_last: bool) -> Message:
         """What the tokens add to the reply, as far as `text` goes: a stop string may cut it, within a token."""
+        assert self.reply is not None
         for token_id in token_ids:
             self.push(token_id)
             self._held.append((token_id, self.length))
         added = []
         while self._held and self._held[0][1] <= len(text):
-            token_id, self._read = self._held.pop(0)
-            added.append(self._reply.feed([token_id]))
+            token_id, self._num_read = self._held.pop(0)
+            added.append(self.reply.feed([token_id]))
         if is_last:
-            added += [self._reply.feed(text[self._read :])] if self._held else []
-            added.append(self._reply.finish())
+            added += [self.reply.feed(text[self._num_read :])] if self._held else []
+            added.append(self.reply.finish())
         return join(added)
 
     def has_news(self, sample: CompletionOutput) -> bool:
@@ -199,11 +196,16 @@ class Chats(Answers):
 
     def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> Fields:
         ids, logprobs = sample.token_ids[sent.num_tokens :], (sample.logprobs or ())[sent.num_tokens :]
-        if not sent.has_begun:
-            sent.begin_reply(opens_reasoning(output.prompt_token_ids, self.model.tokenizer), self._has_tools)
+        if sent.reply is None:
+            has_tools = bool(self.body.tools) and self.body.tool_choice != "none"
+            in_reasoning = opens_reasoning(output.prompt_token_ids, self.model.tokenizer)
+            sent.reply = ReplyStream(self.model.tokenizer, in_reasoning, calls=has_tools)
         added = sent.read(ids, sample.text or "", sample.finish_reason is not None)
-        calls = [self._call(sent.num_calls + place, call) for place, call in enumerate(added.tool_calls)]
-        sent.num_calls += len(calls)
+        calls = []
+        for call in added.tool_calls:
+            head = {"index": sent.num_calls, "id": f"call_{uuid.uuid4().hex}", "type": "function"}
+            calls.append({**head, "function": {"name": call.name, "arguments": call.arguments_json}})
+            sent.num_calls += 1
         is_calling = sample.finish_reason == "stop" and sent.num_calls > 0
         return {
             "delta": {
@@ -222,14 +224,6 @@ class Chats(Answers):
         message = {**choice.pop("delta"), "refusal": None}
         message["content"] = message["content"] or (None if "tool_calls" in message else "")
         return {**choice, "message": message}
-
-    @property
-    def _has_tools(self) -> bool:
-        return bool(self.body.tools) and self.body.tool_choice != "none"
-
-    def _call(self, index: int, call: ToolCall) -> Fields:
-        function = {"name": call.name, "arguments": call.arguments_json}
-        return {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
     def shared(self, output: RequestOutput) -> Fields:
         return self.of_prompt(output)

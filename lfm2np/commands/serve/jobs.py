@@ -102,12 +102,8 @@ def chat_ids(model: LoadedModel, messages: Sequence[Message], body: Rendered) ->
     """The conversation by the checkpoint's template. Content is one string: not every template takes parts, or none."""
     require_tokenizer(model)
     for place, tool in enumerate(body.tools or ()):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
+        function = tool.get("function") if tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"tools[{place}]: {show(tool)}, expected type 'function', and a function with a name")
     plain = []
     for message in messages:

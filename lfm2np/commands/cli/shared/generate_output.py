@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.replies import opens_reasoning, parse_reply
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.checkpoint.text.tool_calls import ToolCall
 from lfm2np.commands.cli.shared.requests import Job
 from lfm2np.commands.cli.shared.terminal import entry, progress_bar, terminal_text
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
@@ -141,15 +140,10 @@ def print_outputs(jobs: Sequence[Job], outputs: Outputs, tokenizer: Tokenizer | 
 
 
 def print_calls(job: Job, sample: CompletionOutput, tokenizer: Tokenizer | None) -> None:
-    for call in calls_of(job, sample, tokenizer) or ():
-        print(terminal_text(f"call: {call.name} {call.arguments_json}"))
-
-
-def calls_of(job: Job, sample: CompletionOutput, tokenizer: Tokenizer | None) -> tuple[ToolCall, ...] | None:
-    """What the reply calls; None unless it is a chat's."""
-    if tokenizer is None or not job.is_chat:
-        return None
-    return parse_reply(sample.token_ids, tokenizer, in_reasoning=opens_reasoning(job.ids, tokenizer)).tool_calls
+    if tokenizer is not None:
+        reply = parse_reply(sample.token_ids, tokenizer, in_reasoning=opens_reasoning(job.ids, tokenizer))
+        for call in reply.tool_calls:
+            print(terminal_text(f"call: {call.name} {call.arguments_json}"))
 
 
 def logprobs_line(tokenizer: Tokenizer | None, chosen: TokenLogprobs) -> str:
@@ -199,10 +193,6 @@ def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def as_json(model: LoadedModel, jobs: Sequence[Job], outputs: Outputs, summary: Mapping[str, Any]) -> dict[str, Any]:
     """The object that --json prints, whatever the number of prompts: commands/schemas/generate.schema.json."""
     rows = [dataclasses.asdict(dataclasses.replace(outputs[job.request_id], prompt=job.prompt)) for job in jobs]
-    for job, row in zip(jobs, rows, strict=True):
-        for sample, fields in zip(outputs[job.request_id].outputs, row["outputs"], strict=True):
-            calls = calls_of(job, sample, model.tokenizer_or_none)
-            fields["tool_calls"] = calls and [dataclasses.asdict(call) for call in calls]
     head = {"format_version": FORMAT_VERSION, "model": str(model.path), "numerics": model.numerics.name}
     return {**head, "outputs": rows, "summary": summary}
 

@@ -32,7 +32,6 @@ class Job:
     arrival_step: int = 0
     priority: int = 0
     cache_salt: str = ""
-    is_chat: bool = False
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -48,10 +47,8 @@ def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
         return read_requests(model, read_file(arguments.requests), arguments.requests, defaults)
     params = SamplingParams(**defaults)
     chosen = enumerate(prompts(model, arguments))
-    is_chat = arguments.chat is not None
     return [
-        Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params, is_chat=is_chat)
-        for index, (ids, prompt, shown) in chosen
+        Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params) for index, (ids, prompt, shown) in chosen
     ]
 
 
