@@ -172,10 +172,14 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": "x", 3: {4}}], "messages[0].3: {4}, expected values of JSON"),
     ([{"role": "assistant", "tool_calls": "f"}], "messages[0].tool_calls: 'f', expected a list"),
     ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]: {}, expected a function"),
+    (
+        [{"role": "user", "content": "\ud800"}],
+        "messages[0].content: '\\ud800', expected values of JSON, in valid Unicode",
+    ),
     ([called("[1]")], "messages[0].tool_calls[0].function.arguments: a JSON array, expected an object"),
     ([called('{"a": 1, "a": 2}')], "messages[0].tool_calls[0].function.arguments: the key 'a' stands twice"),
     ([called("{")], "messages[0].tool_calls[0].function.arguments: not JSON"),
-    ([called("\ud800")], "messages[0].tool_calls[0].function.arguments: not UTF-8"),
+    ([called("\ud800")], "messages[0].tool_calls: [{'function':"),
     ([called(3)], "messages[0].tool_calls[0].function.arguments: 3, expected an object"),
     ([{"role": "assistant", "content": "x", "reasoning": 1}], "messages[0].reasoning_content: 1, expected a string"),
 ]

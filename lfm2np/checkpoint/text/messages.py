@@ -20,9 +20,9 @@ def plain_object(value: Any, name: str) -> dict[str, Any]:
     fields = {}
     for key, field in value.items():
         try:
-            fields[str(key)] = json.loads(json.dumps(field, allow_nan=False))
+            fields[str(key)] = json.loads(json.dumps(field, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError, RecursionError):
-            raise RequestError(f"{name}.{key}: {show(field)}, expected values of JSON") from None
+            raise RequestError(f"{name}.{key}: {show(field)}, expected values of JSON, in valid Unicode") from None
     return fields
 
 
@@ -57,7 +57,7 @@ def _message(fields: dict[str, Any], name: str) -> dict[str, Any]:
         _require(is_named, where, call, "a function with name and arguments")
         given, where = function.get("arguments") or {}, f"{where}.function.arguments"
         if isinstance(given, str):  # templates make no call of it, or raise
-            content = b"{}" if given.strip() in ("", "null") else given.encode("utf-8", "surrogatepass")
+            content = b"{}" if given.strip() in ("", "null") else given.encode()
             given = parse_object(content, where, RequestError)
         _require(isinstance(given, dict), where, given, "an object, or one as JSON")
         function["arguments"] = given

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_app import model
+from served_app import model, serving
 
 from lfm2np.checkpoint.text.replies import Message, parse_reply
 from lfm2np.commands.serve.answers import Chats
@@ -182,3 +182,21 @@ def test_a_message_without_content_is_named() -> None:
     asked = body(messages=[*ASKED, {"role": "user"}])
     with pytest.raises(RequestError, match=r"messages\[1\]\.content: None"):
         chat_ids(model(), asked.messages, asked)
+
+
+def test_a_chat_with_tools_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, template = model().tokenizer.chat, CHATS["templates"]["lfm2.5-2.6b"]
+    monkeypatch.setattr(model().tokenizer, "chat", type(chat)(template, chat.special_tokens, "lfm2.5-2.6b"))
+    ids = model().tokenizer.encode_chat([SHOWN[0], {**HISTORY[1], "content": ""}, HISTORY[2]], [TOOL])
+    asked = {"messages": HISTORY, "tools": [TOOL], "tool_choice": "auto", "temperature": 0, "max_tokens": 3}
+    fields = {**asked, "return_token_ids": True}
+    with serving(model(), num_blocks=100) as served:
+        assert served.ask("/tokenize", {"messages": HISTORY, "tools": [TOOL]})[1]["tokens"] == ids
+        status, reply = served.ask("/v1/chat/completions", fields)
+        assert (status, reply["prompt_token_ids"], reply["usage"]["prompt_tokens"]) == (200, ids, len(ids))
+        (choice,) = reply["choices"]
+        text = model().tokenizer.decode(choice["token_ids"])
+        assert choice["message"]["reasoning_content"] == text, "the prompt ends with <think>"
+        _, events = served.ask("/v1/chat/completions", {**fields, "stream": True})
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == text
