@@ -52,7 +52,8 @@ def _message(fields: dict[str, Any], name: str) -> dict[str, Any]:
         _require(is_text, f"{name}.content[{place}]", part, "type 'text', and a text")
     _require(isinstance(calls, list), f"{name}.tool_calls", calls, "a list of calls")
     for place, call in enumerate(calls):
-        function, where = call.get("function") if isinstance(call, dict) else None, f"{name}.tool_calls[{place}]"
+        where = f"{name}.tool_calls[{place}]"
+        function: Any = call.get("function") if isinstance(call, dict) else None
         is_named = isinstance(function, dict) and isinstance(function.get("name"), str)
         _require(is_named, where, call, "a function with name and arguments")
         given, where = function.get("arguments") or {}, f"{where}.function.arguments"
