@@ -21,7 +21,7 @@ from lfm2np.errors import RequestError
 from lfm2np.values import Progress, show
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class EngineOptions(TypedDict, total=False):
@@ -95,13 +95,15 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **prompt: Any,
     ) -> list[RequestOutput]:
         """The assistant's next turn of one conversation, a list of {"role": ..., "content": ...}, or of each in a list.
 
-        By the checkpoint's chat template; outputs as of `generate`. TokenizerError if it has no tokenizer.
+        By the checkpoint's chat template; `prompt` is what else it takes, tools and options, as of
+        `tokenizer.encode_chat`. Outputs as of `generate`. TokenizerError if it has no tokenizer.
         """
-        conversations = conversations_of(messages)
-        return self._outputs([self.model.tokenizer.encode_chat(each) for each in conversations], sampling_params)
+        ids = [self.model.tokenizer.encode_chat(each, **prompt) for each in conversations_of(messages)]
+        return self._outputs(ids, sampling_params)
 
     def _outputs(
         self, prompts: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None

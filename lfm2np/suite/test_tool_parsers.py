@@ -21,6 +21,11 @@ TOLD = {
     for case in CHATS["cases"]
     if not (case["disputed"] or case["from_ids_only"] or case["in_reasoning"])
 }
+TOLD |= {
+    case["id"]: (f"Cut: {case['reason']}", {**TOLD[case["reply"]][1], "pieces": case["pieces"], "ids": case["ids"]})
+    for case in CHATS["streams"]
+    if case["reply"] in TOLD
+}
 WEIGHT = 15.0  # examples are small
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
@@ -26,8 +27,9 @@ LAID_OUT = (
 )
 
 
-def rendered(template: str, messages: list[dict[str, str]] = TALK) -> str:
-    return render_chat(Chat(template, {"bos_token": "<s>", "eos_token": "</s>"}, "chat_template.jinja"), messages)
+def rendered(template: str, messages: Any = TALK, **options: Any) -> str:
+    chat = Chat(template, {"bos_token": "<s>", "eos_token": "</s>"}, "chat_template.jinja")
+    return render_chat(chat, messages, **options)
 
 
 def test_the_plain_template_and_the_built_in_layout_agree() -> None:
@@ -146,26 +148,101 @@ def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -
         rendered("x")
 
 
-BAD_MESSAGES = [
-    ([], "non-empty list"),
-    ("hi", "non-empty list"),
-    ({"role": "user"}, "non-empty list"),
-    (["hi"], r"messages[0]: 'hi', expected an object"),
+TEXT = {"type": "text", "text": "hi"}
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+BAD_MESSAGES: list[tuple[Any, str]] = [
+    ([], "messages: [], expected at least one"),
+    ("hi", "messages: 'hi', expected a list"),
+    ({"role": "user"}, "messages: {'role': 'user'}, expected a list"),
+    (["hi"], "messages[0]: 'hi', expected an object"),
     ([{"role": "user"}], "messages[0].content: None, expected a string"),
+    ([{"role": "user", "content": None}], "messages[0].content: None, expected a string"),
     ([{"content": "x"}], "messages[0].role: None, expected a string"),
-    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content: [{'type': 'text'}]"),
+    ([{"role": "user", "content": [TEXT, {"type": "text"}]}], "messages[0].content[1]: {'type': 'text'}"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]: {'type': 'image_url'}"),
     ([TALK[0], {"role": "user", "content": 3}], "messages[1].content: 3, expected a string"),
     ([{"role": 1, "content": "x"}], "messages[0].role: 1"),
-    ([{"role": "user", "content": "x", "name": None}], "messages[0].name: None"),
-    ([{"role": "user", "content": "x", 3: "y"}], "the key 3"),
+    ([{"role": "user", "content": "x", "name": {1, 2}}], "messages[0].name: {1, 2}, expected values of JSON"),
+    ([{"role": "user", "content": "x", "score": float("nan")}], "messages[0].score: nan, expected values of JSON"),
+    ([{"role": "user", "content": "x", 3: {4}}], "messages[0].3: {4}, expected values of JSON"),
+    ([{"role": "assistant", "tool_calls": "f"}], "messages[0].tool_calls: 'f', expected a list"),
+    ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]: {}, expected a function"),
+    (
+        [{"role": "user", "content": "\ud800"}],
+        "messages[0].content: '\\ud800', expected values of JSON, in valid Unicode",
+    ),
+    ([called("[1]")], "messages[0].tool_calls[0].function.arguments: a JSON array, expected an object"),
+    ([called('{"a": 1, "a": 2}')], "messages[0].tool_calls[0].function.arguments: the key 'a' stands twice"),
+    ([called("{")], "messages[0].tool_calls[0].function.arguments: not JSON"),
+    ([called("\ud800")], "messages[0].tool_calls: [{'function':"),
+    ([called(3)], "messages[0].tool_calls[0].function.arguments: 3, expected an object"),
+    ([{"role": "assistant", "content": "x", "reasoning": 1}], "messages[0].reasoning_content: 1, expected a string"),
 ]
 
 
 @pytest.mark.parametrize(("messages", "fragment"), BAD_MESSAGES)
-def test_a_bad_message_is_named(messages: list[dict[str, str]], fragment: str) -> None:
+def test_a_bad_message_is_named(messages: Any, fragment: str) -> None:
     with pytest.raises(RequestError) as caught:
         rendered(PLAIN_TEMPLATE, messages)
     assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": {}}, "tools: {}, expected a list"),
+    ({"tools": "f"}, "tools: 'f', expected a list"),
+    ({"tools": [{}, 3]}, "tools[1]: 3, expected an object"),
+    ({"tools": [{"name": print}]}, "tools[0].name: <built-in function print>, expected values of JSON"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs: [1], expected an object"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "expected one of them"),
+]
+
+
+@pytest.mark.parametrize(("options", "fragment"), BAD_OPTIONS)
+def test_bad_tools_and_options_are_named(options: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        rendered(PLAIN_TEMPLATE, TALK, **options)
+    assert fragment in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nesting_of_ten_thousand_is_no_prompt() -> None:
+    deep: Any = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(RequestError, match=r"messages\[0\]\.x: .*expected values of JSON"):
+        rendered(PLAIN_TEMPLATE, [{"role": "user", "content": "", "x": deep}])
+
+
+def test_ten_thousand_messages_are_rendered() -> None:
+    assert rendered(PLAIN_TEMPLATE, TALK * 2500).count("<|im_end|>") == 10_000
+
+
+def test_the_callers_messages_and_tools_stay_as_they_are() -> None:
+    messages, tools = [{"role": "user", "content": [dict(TEXT)]}, called("{}")], [{"name": "f"}]
+    before = json.dumps([messages, tools])
+    rendered("{{ messages | tojson }}", messages[::-1], tools=tools, continue_final_message=True)
+    assert json.dumps([messages, tools]) == before
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    for template in ("{{ bos_token }}", "{{ messages[0].content | lower }}"):
+        with pytest.raises(TokenizerError, match="leaves out the message that is to be continued"):
+            rendered(template, TALK[-1:], continue_final_message=True)
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content: None, expected a text to continue"):
+        rendered(PLAIN_TEMPLATE, [called("{}")], continue_final_message=True)
+
+
+def test_the_built_in_layout_has_neither_tools_nor_calls() -> None:
+    plain = Chat(None, {"bos_token": "<s>"}, "built-in")
+    with pytest.raises(RequestError, match="built-in: tools and options of a prompt: expected a chat template"):
+        render_chat(plain, TALK, [{"name": "f"}])
+    with pytest.raises(RequestError, match=r"messages\[0\]: .*expected a text without calls"):
+        render_chat(plain, [called("{}")])
 
 
 def test_the_jinja_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_merges_apply_and_special_text_is_one_token() -> None:
 def test_a_lone_surrogate_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match=rf"text: lone surrogate at position {len(text) - 1}"):
         tokenizer().encode(text)
-    with pytest.raises(RequestError, match="messages: lone surrogate"):
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content: .*valid Unicode"):
         tokenizer().encode_chat([{"role": "user", "content": text}])
 
 

@@ -123,6 +123,8 @@ def test_a_chat_is_what_its_template_makes_of_it(llm, model):
     assert answer.outputs[0].text == "1 2 3"
     assert list(answer.prompt_token_ids) == model.tokenizer.encode_chat(question)
     assert [output.outputs[0].text for output in llm.chat([question, other], sampling_params=params)] == ["1 2 3", "7"]
+    begun = [*question, {"role": "assistant", "content": "1 2"}]
+    assert llm.chat(begun, params, continue_final_message=True)[0].outputs[0].text == " 3"
     for wrong in ([], "hello", {"role": "user", "content": "x"}, [[]], [3], [{"role": "user"}]):
         with pytest.raises(RequestError, match=r"^messages"):
             llm.chat(wrong)

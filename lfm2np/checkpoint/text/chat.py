@@ -7,16 +7,20 @@ template, and, with a warning, those with one where jinja2 is not installed.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lfm2np.checkpoint.strict_json import decode_text, is_present, read_bytes, read_object
+from lfm2np.checkpoint.text.messages import Objects, plain_object, plain_objects, require_messages
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.values import show
 
 MAX_TEMPLATE_BYTES = 2**20
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: templates of LFM2.5 know it
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -51,58 +55,80 @@ def load_chat(directory: Path, bos_token: str) -> Chat:
     return Chat(template, special_tokens, str(settings_path))
 
 
-def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
-    """The conversation as text, ending with the header of the assistant's next turn.
+def render_chat(
+    chat: Chat,
+    messages: Objects,
+    tools: Objects | None = None,
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The conversation as text, as transformers renders it.
 
-    Raises RequestError for messages that are not role and content strings, TokenizerError for a failing template.
+    messages                role and content, a string or a list of {"type": "text", "text": ...}; and what else the
+                            template reads: tool_calls, as OpenAI's; reasoning_content
+    tools                   OpenAI's objects, or others that the template knows
+    add_generation_prompt   ends with the header of the assistant's next turn; None: unless the last one is continued
+    continue_final_message  ends within the last message, where its text ends
+    chat_template_kwargs    other variables of the template, such as preserve_thinking; `date` is its today, 2026-11-29
+
+    RequestError names what is not so; TokenizerError, the file of a template that fails.
     """
     checked = require_messages(messages)
-    if chat.template is None:
-        return render_plain(checked, chat.special_tokens["bos_token"])
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        warnings.warn(
-            f"{chat.source}: jinja2 is not installed, so LFM2's plain layout is used instead of this template; "
-            "install the extra `chat`",
-            stacklevel=2,
-        )
+    variables = plain_object(chat_template_kwargs or {}, "chat_template_kwargs")
+    listed = None if tools is None else plain_objects(tools, "tools")
+    if add_generation_prompt and continue_final_message:
+        raise RequestError("add_generation_prompt, continue_final_message: expected one of them")
+    template = chat.template
+    if template is not None and importlib.util.find_spec("jinja2") is None:
+        template, problem = None, "jinja2 is not installed, so LFM2's plain layout is used instead of this template"
+        warnings.warn(f"{chat.source}: {problem}; install the extra `chat`", stacklevel=2)
+    if template is None:
+        if listed or variables or continue_final_message or add_generation_prompt is False:
+            raise RequestError(f"{chat.source}: tools and options of a prompt: expected a chat template, and jinja2")
         return render_plain(checked, chat.special_tokens["bos_token"])
     from lfm2np.checkpoint.text.chat_template import render_template
 
-    return render_template(chat.template, checked, chat.special_tokens, chat.source)
+    final = _tag_final(checked) if continue_final_message else None
+    variables = {"documents": None, **chat.special_tokens, **variables, "messages": checked, "tools": listed}
+    variables["add_generation_prompt"] = final is None and add_generation_prompt is not False
+    text = render_template(template, variables, chat.source)
+    if final is None:
+        return text
+    end = text.rfind(TAG.strip())
+    if end < 0 or final.strip() not in text:
+        raise TokenizerError(f"{chat.source}: the chat template leaves out the message that is to be continued")
+    return text[:end] if text.startswith(TAG, end) else text[:end].rstrip()  # the template strips what it writes
 
 
-def render_plain(messages: Sequence[Mapping[str, str]], bos_token: str) -> str:
+def _tag_final(messages: list[dict[str, Any]]) -> str:
+    """The last message's text, behind which the tag stands from now on. Source: transformers, render_jinja_template."""
+    content = messages[-1].get("content")
+    place, key = (content[-1], "text") if content and isinstance(content, list) else (messages[-1], "content")
+    final = place.get(key)
+    if not isinstance(final, str):
+        raise RequestError(f"messages[{len(messages) - 1}].content: {show(content)}, expected a text to continue")
+    place[key] = final + TAG
+    return final
+
+
+def render_plain(messages: Objects, bos_token: str) -> str:
     """LFM2's layout; no default system message. Source: the chat template published with LFM2-1.2B, without tools."""
     turns = []
     for position, message in enumerate(messages):
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if role not in ROLES:
             raise RequestError(f"messages[{position}].role: {show(role)}, expected one of {', '.join(ROLES)}")
+        if not isinstance(content, str) or "tool_calls" in message:
+            expected = "expected a text without calls, or a checkpoint with a chat template"
+            raise RequestError(f"messages[{position}]: {show(message)}, {expected}")
         if position == 0 and role == "system" and not content:
             continue
         if role == "tool":
             content = f"<|tool_response_start|>{content}<|tool_response_end|>"
         turns.append(f"<|im_start|>{role}\n{content}<|im_end|>\n")
     return f"{bos_token}{''.join(turns)}<|im_start|>assistant\n"
-
-
-def require_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Plain copies of the messages, each with the strings role and content, and other strings if it likes."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError(f"messages: {show(messages)}, expected a non-empty list of messages")
-    checked = []
-    for position, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise RequestError(f"messages[{position}]: {show(message)}, expected an object with role and content")
-        for key in dict.fromkeys(("role", "content", *message)):
-            if not isinstance(key, str):
-                raise RequestError(f"messages[{position}]: the key {show(key)}, expected a string")
-            if not isinstance(message.get(key), str):
-                raise RequestError(f"messages[{position}].{key}: {show(message.get(key))}, expected a string")
-        checked.append({str(key): str(value) for key, value in message.items()})
-    return checked
 
 
 def _special_tokens(settings: Mapping[str, object], source: str) -> dict[str, str]:

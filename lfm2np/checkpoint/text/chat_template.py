@@ -3,17 +3,18 @@
 A template is a stranger's program. The sandbox keeps it from Python's internals, and there is no loader, so it can't
 name a file. It ends after MAX_STEPS lines of its compiled code or MAX_OUTPUT characters, and multiplies nothing beyond
 them. What a filter or a format pads is not bounded: a template can still take memory, as it can in transformers.
-Source: transformers 5.24, utils/chat_template_utils.py. The clock and random choices are refused: a prompt has to be
-reproducible.
+Source: transformers 5.24, utils/chat_template_utils.py. The date is a variable, and random choices are refused: a
+prompt has to be reproducible.
 """
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType
@@ -58,15 +59,11 @@ class Sandbox(sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def render_template(
-    source: str, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str], name: str
-) -> str:
-    """The template's output for a conversation with add_generation_prompt; TokenizerError naming the file otherwise."""
+def render_template(source: str, variables: Mapping[str, object], name: str) -> str:
+    """The template's output; TokenizerError naming the file otherwise."""
     version = importlib.metadata.version("jinja2")
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST_JINJA:
         raise TokenizerError(f"jinja2 {version}: its sandbox has known escapes, expected at least 3.1.6")
-    variables: dict[str, object] = {**special_tokens, "messages": [dict(message) for message in messages]}
-    variables |= {"tools": None, "documents": None, "add_generation_prompt": True}
     try:
         return render(source, variables)
     except Exception as problem:  # any operation in a template can fail
@@ -79,7 +76,7 @@ def render_template(
 def compiled(source: str) -> jinja2.Template:
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
     environment.filters.update(tojson=to_json, random=not_reproducible)
-    environment.globals.update(raise_exception=raise_exception, strftime_now=not_reproducible, lipsum=not_reproducible)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now, lipsum=not_reproducible)
     return environment.from_string(source)
 
 
@@ -122,7 +119,15 @@ def raise_exception(message: object) -> None:
 
 
 def not_reproducible(*_: object, **__: object) -> None:
-    raise jinja2.TemplateError("strftime_now, lipsum and random are refused: a prompt has to be reproducible")
+    raise jinja2.TemplateError("lipsum and random are refused: a prompt has to be reproducible")
+
+
+@jinja2.pass_context
+def strftime_now(context: Any, form: str) -> str:
+    """Of the variable `date`, not of the clock."""
+    if "date" not in context:
+        raise jinja2.TemplateError("a prompt has to be reproducible: expected the variable date, as 2026-11-29")
+    return datetime.date.fromisoformat(context["date"]).strftime(form)
 
 
 def to_json(

@@ -17,9 +17,9 @@ from lfm2np.values import show
 
 CALLS, END_CALLS = "<|tool_call_start|>", "<|tool_call_end|>"
 THINK, END_THINK = "<think>", "</think>"
-ENDS = ("<|im_end|>", "<|endoftext|>")
+START_TURN, ENDS = "<|im_start|>", ("<|im_end|>", "<|endoftext|>")
 OTHERS = tuple(f"<|{name}_{side}|>" for name in ("tool_list", "tool_response") for side in ("start", "end"))
-CONTROL = (CALLS, END_CALLS, *ENDS, *OTHERS, "<|startoftext|>", "<|im_start|>", "<|pad|>")  # never shown
+CONTROL = (CALLS, END_CALLS, *ENDS, *OTHERS, "<|startoftext|>", START_TURN, "<|pad|>")  # never shown
 LONGEST = max(map(len, CONTROL))
 
 
@@ -71,18 +71,26 @@ def render_reply(message: Message) -> str:
     return reasoning + message.content + calls
 
 
+def opens_reasoning(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether the prompt's last turn begins with a <think> that does not end: the reply then goes on in it."""
+    turn = tokenizer.decode(prompt, skip_special_tokens=False).rpartition(START_TURN)[2].partition("\n")[2]
+    return turn.startswith(THINK) and END_THINK not in turn
+
+
 class ReplyStream:
     """Reads one reply piece by piece; what the pieces add, joined, is what the whole gives, wherever it is cut.
 
     tokenizer     for token ids; text needs none
-    in_reasoning  the prompt ended with <think>, as the template of LFM2.5-2.6B does
+    in_reasoning  the prompt ended with <think>, as the template of LFM2.5-2.6B does; see `opens_reasoning`
+    calls         False: there is no tool to call, so a list of calls is content
     """
 
-    def __init__(self, tokenizer: Tokenizer | None = None, in_reasoning: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, in_reasoning: bool = False, calls: bool = True) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         spelled = tokenizer is None or len(tokenizer.encode_more(END_THINK)) > 1  # no token of its own
         self._thinking = (THINK, END_THINK) if spelled else ()
+        self._opening = CALLS if calls else None
         self._state = "reasoning" if in_reasoning else "start"  # then content, calls; ended, finished
         self._held = ""  # the beginning of a marker, or not
         self._calls: list[str] = []
@@ -95,6 +103,7 @@ class ReplyStream:
             raise RequestError("feed after finish: the reply has ended")
         if isinstance(piece, str):
             self._from_text = True
+            self._decoder.reset()  # text after token ids has the character that they left unfinished
             self._take(piece, (*CONTROL, THINK, END_THINK))
         elif self._tokenizer is None or isinstance(piece, bytes) or not hasattr(piece, "__len__"):
             raise RequestError(f"a reply: {show(piece)}, expected text, or token ids and their tokenizer")
@@ -161,7 +170,7 @@ class ReplyStream:
             self._state = "content"
         elif marker in (THINK, END_THINK):
             self._plain(marker)  # anywhere else it is a word
-        elif marker == CALLS and state in ("start", "content", "calls"):
+        elif marker == self._opening and state in ("start", "content", "calls"):
             self._close()
             self._state = "calls"
         elif (marker == END_CALLS and state == "calls") or (marker in ENDS and state != "ended"):

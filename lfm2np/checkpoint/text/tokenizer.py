@@ -16,10 +16,11 @@ import codecs
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
+from lfm2np.checkpoint.text.messages import Objects
 from lfm2np.checkpoint.text.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.truth.config import ModelConfig
@@ -99,13 +100,13 @@ class Tokenizer:
             return [bos, *ids]
         return ids[1:] if ids[:2] == [bos, bos] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a conversation, up to and with the header of the assistant's next turn, with one BOS at the start.
+    def encode_chat(self, messages: Objects, tools: Objects | None = None, **options: Any) -> list[int]:
+        """Ids of a conversation, with one BOS at the start; what is rendered, and the options: see `chat.render_chat`.
 
         The template writes the BOS, so the post-processor must not: a doubled BOS is a classic bug (vLLM issue 16081,
         SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
         """
-        ids = self._ids_of(self.render_chat(messages), "messages", add_special_tokens=False)
+        ids = self._ids_of(self.render_chat(messages, tools, **options), "messages", add_special_tokens=False)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -117,16 +118,16 @@ class Tokenizer:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
         return self._ids_of(text, "text", add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(self, messages: Objects, tools: Objects | None = None, **options: Any) -> str:
         """The text that `encode_chat` tokenises."""
-        text = render_chat(self.chat, messages)
+        text = render_chat(self.chat, messages, tools, **options)
         require_text(text, "messages")
         return text
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text without special tokens; bytes that are not UTF-8 become U+FFFD, dead rows become nothing."""
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text, in general without special tokens; bytes that are not UTF-8 become U+FFFD, dead rows nothing."""
         checked = _require_each(ids, self.vocab_size)
-        text: str = self._run(lambda: self._rust.decode(checked, skip_special_tokens=True))
+        text: str = self._run(lambda: self._rust.decode(checked, skip_special_tokens=skip_special_tokens))
         return text
 
     def token(self, token_id: int) -> str | None:

@@ -21,6 +21,7 @@ from lfm2np.commands.cli.shared.generate_output import (
     Screen,
     Watch,
     as_json,
+    print_calls,
     print_outputs,
     print_summary,
 )
@@ -96,7 +97,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(as_json(model, jobs, ran.outputs, summary)))
     else:
-        if not is_one:
+        if is_one:
+            print_calls(jobs[0], ran.outputs[jobs[0].request_id].outputs[0], model.tokenizer_or_none)
+        else:
             print_outputs(jobs, ran.outputs, model.tokenizer_or_none)
         if ran.metrics and (not is_one or arguments.prove or asked.drafter):
             print_summary(summary, model.numerics.name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import lfm2np
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.text.replies import Message, ReplyStream, join, opens_reasoning
 from lfm2np.commands.serve.bodies import ChatBody, CompletionBody, Sampled
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
@@ -25,6 +27,9 @@ class Sent:
         self._model = model
         self.num_tokens = self.num_characters = self.length = 0
         self.has_begun = self.has_ended = False
+        self.reply: ReplyStream | None = None  # of a chat
+        self.num_calls = self._num_read = 0
+        self._held: list[tuple[int, int]] = []  # tokens whose text may begin a stop string, and where it ends
         self.begin_text()
 
     def begin_text(self) -> None:
@@ -42,6 +47,21 @@ class Sent:
         if self._stream is not None:
             self.length += len(self._stream.push(token_id))
         return start
+
+    def read(self, token_ids: Sequence[int], text: str, is_last: bool) -> Message:
+        """What the tokens add to the reply, as far as `text` goes: a stop string may cut it, within a token."""
+        assert self.reply is not None
+        for token_id in token_ids:
+            self.push(token_id)
+            self._held.append((token_id, self.length))
+        added = []
+        while self._held and self._held[0][1] <= len(text):
+            token_id, self._num_read = self._held.pop(0)
+            added.append(self.reply.feed([token_id]))
+        if is_last:
+            added += [self.reply.feed(text[self._num_read :])] if self._held else []
+            added.append(self.reply.finish())
+        return join(added)
 
     def has_news(self, sample: CompletionOutput) -> bool:
         return not self.has_ended and (len(sample.token_ids) > self.num_tokens or sample.finish_reason is not None)
@@ -175,18 +195,35 @@ class Chats(Answers):
     body: ChatBody
 
     def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> Fields:
-        text, logprobs = (sample.text or "")[sent.num_characters :], (sample.logprobs or ())[sent.num_tokens :]
-        ids = list(sample.token_ids[sent.num_tokens :])
+        ids, logprobs = sample.token_ids[sent.num_tokens :], (sample.logprobs or ())[sent.num_tokens :]
+        if sent.reply is None:
+            has_tools = bool(self.body.tools) and self.body.tool_choice != "none"
+            in_reasoning = opens_reasoning(output.prompt_token_ids, self.model.tokenizer)
+            sent.reply = ReplyStream(self.model.tokenizer, in_reasoning, calls=has_tools)
+        added = sent.read(ids, sample.text or "", sample.finish_reason is not None)
+        calls = []
+        for call in added.tool_calls:
+            head = {"index": sent.num_calls, "id": f"call_{uuid.uuid4().hex}", "type": "function"}
+            calls.append({**head, "function": {"name": call.name, "arguments": call.arguments_json}})
+            sent.num_calls += 1
+        is_calling = sample.finish_reason == "stop" and sent.num_calls > 0
         return {
-            "delta": {**({} if sent.has_begun else {"role": "assistant"}), "content": text},
+            "delta": {
+                **({} if sent.has_begun else {"role": "assistant"}),
+                "content": added.content,
+                **({"reasoning_content": added.reasoning} if added.reasoning is not None else {}),
+                **({"tool_calls": calls} if calls else {}),
+            },
             "logprobs": {"content": list(map(self._token, logprobs)), "refusal": None} if self.body.logprobs else None,
-            "finish_reason": sample.finish_reason,
+            "finish_reason": "tool_calls" if is_calling else sample.finish_reason,
             "stop_reason": sample.stop_reason,
-            **({"token_ids": ids} if self.body.return_token_ids else {}),
+            **({"token_ids": list(ids)} if self.body.return_token_ids else {}),
         }
 
     def whole(self, choice: Fields) -> Fields:
-        return {**choice, "message": {**choice.pop("delta"), "refusal": None}}
+        message = {**choice.pop("delta"), "refusal": None}
+        message["content"] = message["content"] or (None if "tool_calls" in message else "")
+        return {**choice, "message": message}
 
     def shared(self, output: RequestOutput) -> Fields:
         return self.of_prompt(output)

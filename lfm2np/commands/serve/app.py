@@ -303,7 +303,7 @@ def tokens_of(model: LoadedModel, body: TokenizeBody) -> list[int]:
     if body.prompt is not None and body.messages is None:
         return prompt_ids(model, body.prompt, body.add_special_tokens)
     if body.messages is not None and body.prompt is None and body.add_special_tokens is not False:
-        return chat_ids(model, body.messages)
+        return chat_ids(model, body.messages, body)
     raise Refusal(400, "prompt, messages: expected one of them; messages have their special tokens", "prompt")
 
 

@@ -19,12 +19,14 @@ from lfm2np.commands.serve.settings import Refusal
 MOST_TOKENS = 2**18  # no context and no vocabulary is larger
 MOST_PROMPTS = MOST_MESSAGES = 2**12
 MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
+MOST_OBJECTS = 2**10  # tools, or calls of a message
 
 # Lists end at their first error: else a hostile one has a million.
 TokenIds = Annotated[list[int], Field(max_length=MOST_TOKENS, fail_fast=True)]
 Tokens = Annotated[list[int], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
 ListsOfTokens = Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=MOST_OBJECTS, fail_fast=True)]  # as the client wrote them
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 StopTexts = Annotated[list[StopText], Field(max_length=16, fail_fast=True)]
 
@@ -124,31 +126,41 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_call_id: Any = None  # has no effect
+    tool_calls: Objects | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of it
+    tool_call_id: str | None = None
     refusal: None = None
     annotations: list[str] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
-class ChatBody(Sampled):
+class Rendered(Body):
+    """What the checkpoint's chat template makes a prompt of, besides messages."""
+
+    tools: Objects | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(Sampled, Rendered):
     messages: Messages
     max_tokens: int | None = None  # by default what context and cache have room for
     max_completion_tokens: int | None = None  # another name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    tools: list[str] | None = Field(None, max_length=0)
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Literal[True] | None = None  # a reply may have several
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Rendered):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None

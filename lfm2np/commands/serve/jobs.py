@@ -7,13 +7,16 @@ from dataclasses import fields
 from typing import Any
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.commands.serve.bodies import ChatBody, CompletionBody, Message, Sampled
+from lfm2np.commands.serve.bodies import ChatBody, CompletionBody, Message, Rendered, Sampled
 from lfm2np.commands.serve.engine_thread import Job
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
+from lfm2np.values import show
 
 SAMPLING = Sampled.model_fields.keys() & {field.name for field in fields(SamplingParams)}
+
+OF_MESSAGE = ("role", "content", "name", "tool_calls", "reasoning_content", "reasoning", "tool_call_id")
 
 
 def num_places(body: Sampled) -> int:
@@ -57,7 +60,7 @@ def _chat(
         raise RequestError(f"max_completion_tokens {body.max_completion_tokens}: {expected}")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError(f"top_logprobs {body.top_logprobs}: expected logprobs true beside it")
-    ids = chat_ids(model, body.messages)
+    ids = chat_ids(model, body.messages, body)
     max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(model.room_after(ids), capacity - len(ids)))
@@ -95,15 +98,21 @@ def prompt_ids(model: LoadedModel, prompt: str | list[int], add_special_tokens: 
     return model.prompt_ids(model.tokenizer.encode_more(prompt) if add_special_tokens is False else prompt)
 
 
-def chat_ids(model: LoadedModel, messages: Sequence[Message]) -> list[int]:
-    """The conversation by the checkpoint's template, which takes strings only."""
+def chat_ids(model: LoadedModel, messages: Sequence[Message], body: Rendered) -> list[int]:
+    """The conversation by the checkpoint's template. Content is one string: not every template takes parts, or none."""
     require_tokenizer(model)
+    for place, tool in enumerate(body.tools or ()):
+        function = tool.get("function") if tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{place}]: {show(tool)}, expected type 'function', and a function with a name")
     plain = []
     for message in messages:
-        content = message.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        plain.append({"role": message.role, "content": text} | ({"name": message.name} if message.name else {}))
-    return model.tokenizer.encode_chat(plain)
+        fields = {name: value for name in OF_MESSAGE if (value := getattr(message, name)) not in (None, [])}
+        if isinstance(message.content, list):
+            fields["content"] = "".join(part.text for part in message.content)
+        plain.append({"content": "", **fields} if "tool_calls" in fields else fields)
+    options = {name: value for name in Rendered.model_fields if (value := getattr(body, name)) is not None}
+    return model.tokenizer.encode_chat(plain, **options)
 
 
 def require_tokenizer(model: LoadedModel) -> None:

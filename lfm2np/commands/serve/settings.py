@@ -16,6 +16,7 @@ from lfm2np.values import require_count
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LEFT = 499  # as nginx logs it; nobody reads it
+FIELDS = ("role", "content", "name", "type", "tool_calls")  # of messages, that errors name
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -89,6 +90,7 @@ def _refusal_of_form(problem: ValidationError) -> Refusal:
     if first["type"] == "unknown_field":
         return Refusal(400, first["msg"], first["ctx"]["name"])
     messages = dict.fromkeys(error["msg"] for error in errors if error["loc"][:1] == where)
-    indices = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
+    steps = [step for step in first["loc"][1:] if isinstance(step, int) or step in FIELDS]  # not the names of forms
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     name = str(where[0]) if where else "the body"
-    return Refusal(400, f"{name}{indices}: {', or '.join(list(messages)[:4])}", name if where else None)
+    return Refusal(400, f"{name}{place}: {', or '.join(list(messages)[:4])}", name if where else None)

@@ -140,8 +140,9 @@ PROPERTIES: dict[str, tuple[str, Check]] = {
 
 
 def check_case(factory: Factory, case: dict[str, Any]) -> None:
-    """A case of chats.json, whole and by its pieces."""
-    message, parts = case["message"], [(text, [i]) for text, i in zip(case["pieces"], case["ids"], strict=True)]
+    """A case of chats.json, whole and by its pieces: of a token each, or of a stream's tokens, or without ids."""
+    message, ids = case["message"], case["ids"] or [()] * len(case["pieces"])
+    parts = [(text, [each] if isinstance(each, int) else each) for text, each in zip(case["pieces"], ids, strict=True)]
     calls = [(call["name"], json.dumps(call["arguments"])) for call in message["tool_calls"]]
     expected = Seen(message["content"], message["reasoning"] or "", calls).meaning()
     for seen in (whole(factory, parts), *streamed(factory, parts)):

@@ -12,6 +12,10 @@ import pytest
 
 import lfm2np
 from lfm2np.commands.cli import generate, main
+from lfm2np.commands.cli.shared.generate_output import print_calls
+from lfm2np.commands.cli.shared.requests import Job
+from lfm2np.engine.outputs import CompletionOutput
+from lfm2np.engine.sampling.params import SamplingParams
 
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 26"]
 ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26"]
@@ -26,6 +30,14 @@ def test_several_prompts_are_batched_and_proved(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert [line[38:] for line in lines[:3]] == ANSWERS
     assert lines[-1] == "verified: every token and every logit equals sequential generation, bit for bit"
+
+
+def test_calls_of_a_reply_are_shown(capsys: pytest.CaptureFixture[str]):
+    tokenizer = lfm2np.load().tokenizer
+    ids = tuple(tokenizer.encode_more("So: <|tool_call_start|>[f(a='x'), g()]<|tool_call_end|><|im_end|>"))
+    sample = CompletionOutput(0, "So: [f(a='x'), g()]", ids, None, "stop", None)
+    print_calls(Job("0", (1, 6), None, "", SamplingParams()), sample, tokenizer)
+    assert capsys.readouterr().out == 'call: f {"a": "x"}\ncall: g {}\n'
 
 
 def test_json_holds_outputs_and_summary(capsys: pytest.CaptureFixture[str]):

@@ -76,14 +76,25 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": "\ud800"}, None, "not JSON"),
     ({"cache_salt": 1}, "cache_salt", "valid string"),
 ]
+CALLED = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [{"role": "user"}]}, "messages", "messages[0]: "),
+    ({"messages": [{"role": "user"}]}, None, "messages[0].content: None, expected a string"),
+    ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages", "messages[1].content: Input"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages", "'user'"),
     ({"messages": [{**HELLO[0], "colour": 1}]}, "colour", "unknown field"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages", "unknown"),
-    ({"messages": [{**HELLO[0], "tool_calls": [{}]}]}, "messages", "None"),
-    ({"tools": [{"type": "function"}]}, "tools", "at most 0 items"),
+    ({"messages": [{**HELLO[0], "tool_calls": [{}]}]}, None, "messages[0].tool_calls[0]: {}, expected a function"),
+    ({"messages": [{**HELLO[0], "tool_calls": [3]}]}, "messages", "messages[0].tool_calls[0]: Input should be"),
+    ({"messages": [CALLED]}, None, "messages[0].tool_calls[0].function.arguments: not JSON"),
+    ({"tools": [{"type": "function"}]}, None, "tools[0]: {'type': 'function'}, expected type 'function', and"),
+    ({"tools": {}}, "tools", "tools: Input should be a valid list"),
+    ({"tools": [{}] * 1025}, "tools", "at most 1024 items"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+    ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls", "True"),
+    ({"chat_template_kwargs": 3}, "chat_template_kwargs", "valid dictionary"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, None, "expected one of them"),
     ({"top_logprobs": 2}, None, "top_logprobs 2: expected logprobs true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
     ({"max_tokens": 1, "max_completion_tokens": 2}, None, "max_completion_tokens 2"),

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.text.replies import opens_reasoning, parse_reply
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.commands.cli.shared.requests import Job
 from lfm2np.commands.cli.shared.terminal import entry, progress_bar, terminal_text
@@ -128,13 +129,21 @@ class Watch:
 
 
 def print_outputs(jobs: Sequence[Job], outputs: Outputs, tokenizer: Tokenizer | None) -> None:
-    """A line a sample, and under it a line a token if it has log-probabilities."""
+    """A line a sample, and under it a line a token if it has log-probabilities, and a line a call."""
     for job in jobs:
         for sample in outputs[job.request_id].outputs:
             ending = f"  [{sample.error}]" if sample.error else ""
             print(terminal_text(f"{one_line(job.shown)[:36]:<38}{one_line(written(sample))}{ending}"))
             for logprobs in sample.logprobs or ():
                 print(terminal_text(logprobs_line(tokenizer, logprobs)))
+            print_calls(job, sample, tokenizer)
+
+
+def print_calls(job: Job, sample: CompletionOutput, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is not None:
+        reply = parse_reply(sample.token_ids, tokenizer, in_reasoning=opens_reasoning(job.ids, tokenizer))
+        for call in reply.tool_calls:
+            print(terminal_text(f"call: {call.name} {call.arguments_json}"))
 
 
 def logprobs_line(tokenizer: Tokenizer | None, chosen: TokenLogprobs) -> str:
