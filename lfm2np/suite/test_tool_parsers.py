@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.suite.plugin import cases, chosen_profile, option
-from lfm2np.suite.runner import profile
-from lfm2np.suite.tool_parsers.properties import PROPERTIES, Check, check_case, cuts, replies
+from lfm2np.suite.tool_parsers.properties import PROPERTIES, Check, check_case, draw
 
 CHATS = json.loads((Path(__file__).parent / "tool_parsers" / "chats.json").read_text(encoding="utf-8"))
 TOLD = {
@@ -21,7 +19,6 @@ TOLD = {
     for case in CHATS["cases"]
     if not (case["disputed"] or case["from_ids_only"] or case["in_reasoning"])
 }
-WEIGHT = 15.0  # examples are small
 
 
 @pytest.fixture(scope="session")
@@ -39,14 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_parser(told: tuple[str, Check | dict[str, Any]], factory: Any, request: pytest.FixtureRequest) -> None:
     sentence, check = told
 
-    @profile(chosen_profile(request.config), WEIGHT)
-    @given(replies, cuts)
-    def drawn(reply: Any, cuts: list[int]) -> None:
-        check(factory, reply, cuts)  # type: ignore[operator]
-
     try:
         if not isinstance(check, dict):
-            return drawn()
+            return draw(check, factory, chosen_profile(request.config))
         if check["message"]["reasoning"] is None or "reasoning" not in getattr(factory, "lacks", ()):
             return check_case(factory, check)
     except Exception as error:
