@@ -23,7 +23,7 @@ class ToolParser(Protocol):
     A piece is the text that some tokens add, control tokens as they are spelled, and their ids in the trained fixture's
     tokenizer (0 to 13 are LFM2's); without ids where the text was cut within a token. `lacks` on the factory
     names what the engine does elsewhere: "reasoning" leaves out what begins with <think>; "ends": nothing is given
-    from <|im_end|> on.
+    from <|im_end|> on; "markers": it takes them away before, and no text in front of calls has a bracket.
     """
 
     def whole(self, text: str, token_ids: Sequence[int]) -> Delta:
