@@ -120,9 +120,10 @@ def check_blanks(factory: Factory, reply: Reply, cuts: list[int]) -> None:
 
 
 def check_two(factory: Factory, reply: Reply, cuts: list[int]) -> None:
-    both = (reply, Reply("Another, [2]. ", (ToolCall("get_weather", {"city": "it's Oslo"}),), True))
-    for seen, each in zip(streamed(factory, *(pieces(each.text()) for each in both)), both, strict=True):
-        equal(seen.meaning(), each.seen().meaning(), pieces(each.text()))
+    other = Reply("Another, [2]. ", (ToolCall("get_weather", {"city": "it's Oslo"}),), True)
+    both = [pieces(each.text()) for each in (reply, other)]
+    for seen, parts in zip(streamed(factory, *both), both, strict=True):
+        equal(seen, streamed(factory, parts)[0], parts)
 
 
 def check_cut_short(factory: Factory, reply: Reply, cuts: list[int]) -> None:
@@ -143,7 +144,7 @@ PROPERTIES: dict[str, tuple[str, Check]] = {
         streams_right(lambda text, cuts: grouped([(letter, ()) for letter in text], cuts)),
     ),
     "blanks": ("Whole and streamed, content has the same blanks.", check_blanks),
-    "two-at-once": ("Two replies that come at the same time do not mix.", check_two),
+    "two-at-once": ("Of two replies that come at the same time, each is as if it came alone.", check_two),
     "cut-short": (
         "Of a reply that ends anywhere, what came before the list is content; no call is new.",
         check_cut_short,
