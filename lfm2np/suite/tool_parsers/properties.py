@@ -153,7 +153,7 @@ PROPERTIES: dict[str, tuple[str, Check]] = {
 
 
 def draw(check: Check, factory: Factory, name: str) -> None:
-    """Holds the property against replies drawn under the profile of that name; raises for the smallest that breaks it."""
+    """Holds the property against replies drawn under the profile; raises for the smallest that breaks it."""
     has_markers = "markers" not in getattr(factory, "lacks", ())
 
     @profile(name, WEIGHT)
