@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.suite.plugin import cases, chosen_profile, option
-from lfm2np.suite.runner import profile
-from lfm2np.suite.tool_parsers.properties import PROPERTIES, Check, check_case, cuts, replies
+from lfm2np.suite.tool_parsers.properties import PROPERTIES, Check, check_case, draw
 
 CHATS = json.loads((Path(__file__).parent / "tool_parsers" / "chats.json").read_text(encoding="utf-8"))
 TOLD = {
@@ -26,7 +24,6 @@ TOLD |= {
     for case in CHATS["streams"]
     if case["reply"] in TOLD
 }
-WEIGHT = 15.0  # examples are small
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +41,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_parser(told: tuple[str, Check | dict[str, Any]], factory: Any, request: pytest.FixtureRequest) -> None:
     sentence, check = told
 
-    @profile(chosen_profile(request.config), WEIGHT)
-    @given(replies, cuts)
-    def drawn(reply: Any, cuts: list[int]) -> None:
-        check(factory, reply, cuts)  # type: ignore[operator]
-
     try:
         if not isinstance(check, dict):
-            return drawn()
+            return draw(check, factory, chosen_profile(request.config))
         if check["message"]["reasoning"] is None or "reasoning" not in getattr(factory, "lacks", ()):
             return check_case(factory, check)
     except Exception as error:

@@ -117,9 +117,9 @@ FAULTS = (
         "Rapid-MLX 197",
         "Message(unfinished=ended, unparsed=(text,)",
         "Message(text, unfinished=ended",
-        "cp",
+        "p",
     ),
-    ("an unfinished call is an error", "llama.cpp 23838", "except ValueError:\n", "except KeyError:\n", "cp"),
+    ("an unfinished call is an error", "llama.cpp 23838", "except ValueError:\n", "except KeyError:\n", "p"),
     ("reasoning is content", "llama.cpp 23852", "else Message(reasoning=text)", "else Message(text)", "c"),
     (
         "reasoning never ends",

@@ -21,8 +21,9 @@ class ToolParser(Protocol):
     """Reads one reply, whole or in pieces. The factory is called for each, with the request's tools, OpenAI's objects.
 
     A piece is the text that some tokens add, control tokens as they are spelled, and their ids in the trained fixture's
-    tokenizer (0 to 13 are LFM2's); without ids where the text was cut within a token. `lacks = {"reasoning"}` on the
-    factory leaves out what begins with <think>.
+    tokenizer (0 to 13 are LFM2's); without ids where the text was cut within a token. `lacks` on the factory
+    names what the engine does elsewhere: "reasoning" leaves out what begins with <think>; "ends": nothing is given
+    from <|im_end|> on; "markers": it takes them away before, and no text in front of calls has a bracket.
     """
 
     def whole(self, text: str, token_ids: Sequence[int]) -> Delta:
@@ -40,7 +41,7 @@ Factory = Callable[[list[dict[str, Any]]], ToolParser]
 
 @dataclass
 class Seen:
-    """What a client has: of a whole reply, or of the deltas so far. Violation for what it must never see."""
+    """What a client has: of a whole reply, or of the deltas so far. Violation for deltas that join to nothing."""
 
     content: str = ""
     reasoning: str = ""
@@ -49,8 +50,6 @@ class Seen:
     def add(self, delta: Delta) -> None:
         self.content += delta.get("content") or ""
         self.reasoning += delta.get("reasoning") or ""
-        if any(marker in self.content for marker in CONTROL):
-            raise Violation(f"markup in the content: {self.content!r}")
         for call in delta.get("tool_calls") or ():
             index, name = call.get("index", len(self.calls)), call.get("name")
             if index == len(self.calls) and name:
@@ -68,7 +67,12 @@ class Seen:
                 raise Violation(f"arguments of {name!r}: {arguments!r}, expected an object of JSON") from None
 
     def meaning(self) -> tuple[str, str, list[tuple[str, str]]]:
-        """To compare: without blanks, which engines strip next to markers, and with JSON in one spelling."""
+        """To compare: without blanks, which engines strip next to markers, and with JSON in one spelling.
+
+        Violation for what a client must never see: markup in the content, arguments that are no JSON.
+        """
+        if any(marker in self.content for marker in CONTROL):
+            raise Violation(f"markup in the content: {self.content!r}")
         self.require_json(self.calls)
         calls = [(name, json.dumps(json.loads(arguments), sort_keys=True)) for name, arguments in self.calls]
         return "".join(self.content.split()), "".join(self.reasoning.split()), calls
