@@ -1,4 +1,4 @@
-"""The writers of dumps that docs/engine/7-locate.md shows: compiled where there is a compiler, and read by ours."""
+"""The writers of dumps in fixtures/dumps, compiled where there is a compiler and read by ours; names on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lfm2np.oracle.locate.operations import LAYER
 
 TOP = Path(__file__).parents[3]
 PAGE = (TOP / "docs" / "engine" / "7-locate.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"^```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 COMPILERS = {
     "main.cpp": ("g++", "-std=c++11", "-Wall", "-Werror"),
     "dump.rs": ("rustc", "--edition=2021", "-D", "warnings"),
@@ -24,13 +23,11 @@ COMPILERS = {
 
 
 @pytest.mark.parametrize("source", COMPILERS)
-def test_the_writer_on_the_page_compiles_and_writes_a_dump(source: str, tmp_path: Path) -> None:
+def test_the_writer_compiles_and_writes_a_dump(source: str, tmp_path: Path) -> None:
     command = COMPILERS[source]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    for name, text in BLOCKS.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    subprocess.run([*command, source, "-o", "writer"], cwd=tmp_path, check=True)
+    subprocess.run([*command, TOP / "fixtures" / "dumps" / source, "-o", "writer"], cwd=tmp_path, check=True)
     subprocess.run([tmp_path / "writer"], cwd=tmp_path, check=True)
     dump = read_dump(tmp_path / "dump.safetensors", load_config(TOP / "fixtures" / "trained"))
     assert (dump.token_ids.tolist(), dump.sizes, dump.format, dump.unknown) == ([5, 6, 7], (2, 1), "float32", ())
