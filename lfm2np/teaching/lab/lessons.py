@@ -20,7 +20,17 @@ from typing import Any
 from lfm2np.oracle.report.markup import counted
 from lfm2np.teaching.drawings.runs.recorded_run import Run
 from lfm2np.teaching.lab.run import Outcome, Verdict, play, require_fits
-from lfm2np.teaching.lab.settings import FIELDS, GUESSES, NAMES, Asked, Problems, Settings, Typed, read_link, settings_of
+from lfm2np.teaching.lab.settings import (
+    FIELDS,
+    GUESSES,
+    NAMES,
+    Asked,
+    Problems,
+    Settings,
+    Typed,
+    read_link,
+    settings_of,
+)
 from lfm2np.values import show
 
 STEPS_OF_ONE = 7
@@ -212,15 +222,16 @@ def steps_of_batch(now: Outcome, then: Outcome) -> Answer:
 
 def empty_cells(now: Outcome, then: Outcome) -> Answer:
     """Of the step in which request e begins."""
-    steps = [step for step in run_of(then).steps if ("e", 0) in [(each.request_id, each.start) for each in step.entries]]
-    expect(steps, "No step computes the prompt of request e: the question is about the lesson's six requests.")
-    step = steps[0]
+    begins = [step for step in run_of(then).steps for entry in step.entries if entry.request_id == "e"]
+    expect(begins, "No step computes the prompt of request e: the question is about the lesson's six requests.")
+    step = begins[0]
     width, height, rows = max(len(entry.token_ids) for entry in step.entries), len(step.entries), step.num_tokens
     empty, others = height * width - rows, height - 1
     formula = f", ({width} - 1)({height} - 1)" if empty == (width - 1) * others else ""
-    counts = {"step": step.number, "height": height, "width": width, "rows": rows, "cells": height * width}
-    counts |= {"empty": empty, "formula": formula, "others": others, "rows_whole": width * others, "wasted": then.wasted}
-    return Answer(empty, counts | {"of_one": width - 1, "of_all": (width - 1) * height})
+    counts = {"step": step.number, "height": height, "width": width, "rows": rows, "others": others, "empty": empty}
+    counts |= {"cells": height * width, "rows_whole": width * others, "of_one": width - 1}
+    counts |= {"of_all": (width - 1) * height, "wasted": then.wasted}
+    return Answer(empty, {"formula": formula, **counts})
 
 
 def behind(run: Run, name: str) -> str:
@@ -274,7 +285,9 @@ def joined(parts: Iterable[str]) -> str:
 def who_waits(now: Outcome, then: Outcome) -> Answer:
     run = run_of(then)
     starts = {name: step.number for step in reversed(run.steps) for name in step.admitted}
-    waits = {name: f"request {name} until step {starts[name]}" for name in sorted(starts) if came(run, name) < starts[name]}
+    waits = {
+        name: f"request {name} until step {starts[name]}" for name in sorted(starts) if came(run, name) < starts[name]
+    }
     because = f"They wait for a slot: {joined(waits.values())}." if waits else "A slot is free whenever one comes."
     at_once = {name: f"it comes in step {start}, and starts there" for name, start in starts.items()}
     return Answer(frozenset(waits), {"because": because}, at_once)
@@ -305,8 +318,8 @@ def preempted_first(now: Outcome, then: Outcome) -> Answer:
     for name in running:
         later = f". It is preempted later, in step {preempted[name]}" if name in preempted else ""
         reasons[name] = (
-            f"when a block is missing, in step {number}, the youngest that runs gives way, and this one came earlier, in "
-            f"step {came(run, name)}{later}"
+            f"when a block is missing, in step {number}, the youngest that runs gives way, and this one came earlier, "
+            f"in step {came(run, name)}{later}"
         )
     because = f"In step {number} a block is missing. Request {first} is the youngest that runs, and gives way."
     return Answer(frozenset(first), {"because": because}, reasons)
@@ -334,8 +347,8 @@ def steps_with_drafts(now: Outcome, then: Outcome) -> Answer:
     return Answer(steps, counts | {"by_drafts": -(-said // drafts)})
 
 
-Change, Read = Callable[[Settings], Settings], Callable[[Outcome, Outcome], Answer]
-PREDICTIONS: Sequence[Sequence[tuple[Change, Read]]] = (  # of each lesson
+Change = Callable[[Settings], Settings]
+PREDICTIONS: Sequence[Sequence[tuple[Change, Callable[[Outcome, Outcome], Answer]]]] = (  # of each lesson
     ((partial(alone, tokens=9), steps_of_one), (partial(alone, tokens=6, budget=1, chunked="on"), steps_of_one)),
     ((partial(sound, policy="static", slots=6), steps_of_batch), (partial(sound, policy="fcfs", slots=3), empty_cells)),
     ((together, harmed_behind), (partial(sound, fault=STATELESS), harmed_in_decodes)),
@@ -403,7 +416,9 @@ def one_request(start: Settings, outcome: Outcome, again: Again) -> str:
     steps = run_of(outcome).steps
     shares = [step.num_tokens for step in steps]
     prefill = sum(not step.tokens for step in steps) + 1
-    seen = f"The run took {counted(len(steps), 'step')}, {prefill} for the prompt and {len(steps) - prefill} for decodes"
+    seen = (
+        f"The run took {counted(len(steps), 'step')}, {prefill} for the prompt and {len(steps) - prefill} for decodes"
+    )
     expect(len(steps) == STEPS_OF_ONE, f"{seen}; expected {STEPS_OF_ONE} steps.")
     return f"{seen}: the prompt went in as chunks of {' and '.join(map(str, shares[:prefill]))} rows."
 

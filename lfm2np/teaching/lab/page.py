@@ -46,8 +46,8 @@ INTRODUCTION = (
 ABOUT = (
     "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same link gives "
     "the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
-    "The trained model solves small tasks (copy, add, sort, count, recall). The paper model, of which the worksheet is, "
-    "has ten words and whole numbers as weights.",
+    "The trained model solves small tasks (copy, add, sort, count, recall). The paper model, of which the worksheet "
+    "is, has ten words and whole numbers as weights.",
 )
 CHANGED = {"": "yes, bit for bit", "tokens": "other tokens", "logits": "other logits", "cut": "cut off, right so far"}
 END = "<|im_end|>"  # it ends an answer, and is no part of it
@@ -170,7 +170,10 @@ def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: J
         "section",
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
-        [exercise(number, prediction, typed, outcome, judged) for number, prediction in enumerate(lesson.predictions, 1)],
+        [
+            exercise(number, prediction, typed, outcome, judged)
+            for number, prediction in enumerate(lesson.predictions, 1)
+        ],
         element("p", element("strong", f"Exercise {len(GUESSES) + 1}. "), lesson.question, class_="question"),
         element(
             "p",
@@ -189,7 +192,11 @@ def exercise(number: int, prediction: Prediction, typed: Typed, outcome: Outcome
     wrong = {name: str(found)} if isinstance(found, Unreadable) else {}
     verdict = found if isinstance(found, Verdict) else None
     kind = "letters, or none" if prediction.is_of_requests else "a number"
-    more: dict[str, object] = {"inputmode": None if prediction.is_of_requests else "numeric", "size": 8, "maxlength": 40}
+    more: dict[str, object] = {
+        "inputmode": None if prediction.is_of_requests else "numeric",
+        "size": 8,
+        "maxlength": 40,
+    }
     more |= {"autofocus": name in judged and typed.checked == name}  # what came of it is where the keyboard goes on
     if name not in wrong:  # else the problem describes it
         more |= {"aria_describedby": f"question-{name}{f' verdict-{name}' if verdict else ''}"}
@@ -285,7 +292,7 @@ def row_of(index: int, row: Sequence[str], problems: Wrong, outcome: Outcome | N
     cells = []
     for field, text in zip(OF_ROWS, row, strict=True):
         identity = f"{field.name}-{index}"
-        more = numeric(field) if field.may else {"maxlength": 4 * MOST_CHARACTERS}
+        more: dict[str, object] = numeric(field) if field.may else {"maxlength": 4 * MOST_CHARACTERS}
         more |= {"aria_label": f"{field.label}, request {name}", "spellcheck": "false"}
         narrow = element("span", f"{field.about} ", class_="narrow", aria_hidden="true")
         control = text_input(identity, field.name, text, problems, **more)

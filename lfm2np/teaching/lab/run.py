@@ -75,7 +75,9 @@ def coming_of(settings: Settings) -> list[Coming]:
     """Greedy, until the end token or as many as may come."""
     of = chosen(settings.model)
     return [
-        Coming(name, token_ids(asked.prompt, of), SamplingParams(temperature=0.0, max_tokens=asked.tokens), asked.arrival)
+        Coming(
+            name, token_ids(asked.prompt, of), SamplingParams(temperature=0.0, max_tokens=asked.tokens), asked.arrival
+        )
         for name, asked in zip(NAMES, settings.requests, strict=False)
     ]
 
@@ -198,7 +200,8 @@ def sizes_of(settings: Settings) -> dict[str, Any]:
     """Those of the engine; the budget is all that could ever be asked of one step where prompts are not to be cut."""
     budget = settings.budget
     if settings.chunked == "off":
-        budget = sum(len(each.prompt) + each.params.max_tokens + settings.drafts for each in coming_of(settings))
+        prompts = sum(len(each.prompt) for each in coming_of(settings))
+        budget = prompts + sum(asked.tokens + settings.drafts for asked in settings.requests)
     return {
         "block_size": settings.block_size,
         "num_blocks": settings.blocks,
@@ -238,7 +241,8 @@ def prove(settings: Settings) -> Verdict:
         return Verdict(False, f"{together.stopped} So it is not proved.")
     for request in coming_of(settings):
         name, alone = request.request_id, Logits()
-        *_, answer = answer_alone(of.model, name, request.prompt, request.params, 0, on_logits=noted_in(alone))
+        ids = of.model.prompt_ids(request.prompt)
+        *_, answer = answer_alone(of.model, name, ids, request.params, 0, on_logits=noted_in(alone))
         right, said = answer.outputs[0].token_ids, together.tokens.get(name, ())
         if said != right:
             words = [" ".join(show(of.texts[token]) for token in answer) for answer in (said, right)]

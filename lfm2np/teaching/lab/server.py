@@ -27,20 +27,26 @@ one_at_a_time = threading.Lock()  # a fault changes the functions of this proces
 computed = lru_cache(maxsize=8)(compute)
 
 
+def reply(link: str) -> tuple[int, str, str]:
+    """Status, text and its kind."""
+    try:
+        with one_at_a_time:
+            return *computed(link), "html"
+    except Exception as problem:
+        return 500, f"{type(problem).__name__}: a defect of the laboratory\n", "plain"
+
+
 class Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        refused = self.refused()
-        if path != "/" or refused:
-            return self.answer(403 if refused else 404, f"{refused or f'{path[:200]!r}: the page is at /'}\n", "plain")
-        try:
-            with one_at_a_time:
-                status, text = computed(query)
-        except Exception as problem:
-            return self.answer(500, f"{type(problem).__name__}: a defect of the laboratory\n", "plain")
-        self.answer(status, text, "html")
+        if refused := self.refused():
+            self.answer(403, f"{refused}\n", "plain")
+        elif path != "/":
+            self.answer(404, f"{path[:200]!r}: the page is at /\n", "plain")
+        else:
+            self.answer(*reply(query))
 
     def refused(self) -> str:
         """A page elsewhere may lead here; it may not keep the engine busy, nor read what this machine's name hides."""

@@ -186,7 +186,9 @@ def read_link(link: str) -> Typed:
     values = {name: text for name, text in pairs if name in single}
     prompts, *columns = ([text for name, text in pairs if name == field.name] for field in OF_ROWS)
     count, default = len(prompts), rows_of([Asked("")])[0][1:]
-    wrong = [f"{show(name)}: no name of a setting, expected {', '.join(known)}." for name, _ in pairs if name not in known]
+    wrong = [
+        f"{show(name)}: no name of a setting, expected {', '.join(known)}." for name, _ in pairs if name not in known
+    ]
     counts = Counter(name for name, _ in pairs)
     wrong += [f"{name} stands more than once in the link." for name in values if counts[name] > 1]
     wrong += [
