@@ -70,7 +70,8 @@ parser = ArgumentParser()
 add_engine_options(parser)
 assert parser.parse_args(["--policy", "newest-first"]).policy == "newest-first"
 assert find(sizes(), lambda drawn: drawn["policy"] == "newest-first")
-assert POLICY_NAMES.endswith(", newest-first") and "newest-first" in dict((each.name, each.may) for each in FIELDS)["policy"]
+assert POLICY_NAMES.endswith(", newest-first")
+assert any("newest-first" in each.may for each in FIELDS)
 """
 
 

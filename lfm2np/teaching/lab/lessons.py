@@ -9,12 +9,10 @@ well as for the lesson's; of a changed run drafts and faults are left out, but w
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from lfm2np.oracle.report.markup import counted
@@ -24,6 +22,7 @@ from lfm2np.teaching.lab.settings import (
     FIELDS,
     GUESSES,
     NAMES,
+    WORDS,
     Asked,
     Problems,
     Settings,
@@ -521,9 +520,8 @@ CHECKS = (one_request, less_waste, hidden_fault, quick_and_even, smallest_pool, 
 
 def read_lessons() -> dict[str, Lesson]:
     """By number. Line breaks at the ends of a text are no part of it."""
-    content = (resources.files("lfm2np.teaching.lab") / "lessons.toml").read_text(encoding="utf-8")
     lessons = {}
-    for index, words in enumerate(stripped(tomllib.loads(content)["lesson"])):
+    for index, words in enumerate(stripped(WORDS["lesson"])):
         number, predictions = str(index + 1), words.pop("prediction")
         start = settings_of(read_link(f"{words.pop('start')}&lesson={number}"))
         made = [

@@ -5,10 +5,12 @@ Every setting is in the query of a GET, so the same link is the same run. What a
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib import resources
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.errors import Lfm2npError
@@ -22,27 +24,9 @@ MOST_FIELDS = 64  # of a link; a form has fewer
 GUESSES = ("guess-1", "guess-2")  # of a lesson's predictions; no settings, so that they change no run
 ON_OFF = ("on", "off")
 
+WORDS: Mapping[str, Any] = tomllib.loads((resources.files(__package__) / "lessons.toml").read_text(encoding="utf-8"))
 # What each fault does, for someone who has read the first lessons. The catalogue has more.
-TEACHING_FAULTS: Mapping[str, str] = {
-    "convolution-crosses-requests": "The first rows of a prompt are convolved with the last rows of the request before "
-    "it in the step.",
-    "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
-    "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
-    "zeros.",
-    "single-token-step-has-no-state": "A share of one row, as a decode has, is convolved with zeros, as if nothing "
-    "stood before it.",
-    "chunk-ignores-the-past-state": "A share of several rows (a later chunk of a prompt, what is behind a prefix hit, "
-    "a decode with drafts) is convolved as if nothing stood before it.",
-    "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
-    "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state; it shows with "
-    "drafts.",
-    "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer; it "
-    "shows where blocks are few and a request is preempted while it decodes.",
-    "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its own "
-    "sequence.",
-    "full-cache-raises-instead-of-evicting": "When all free blocks hold cached prefixes, none is given up, and the "
-    "engine ends with an error.",
-}
+TEACHING_FAULTS: Mapping[str, str] = WORDS["faults"]
 
 
 class Field(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lfm2np.commands.simulate.leap import Leap, leap, most_steps
-from scheduler import POLICIES, BatchPlan, PlanError, Request, RequestRefused, Scheduler, SchedulerConfig, check
+from scheduler import POLICIES, BatchPlan, Request, RequestRefused, Scheduler, SchedulerConfig, check
 
 END = 9  # stops who listens to it
 DRAWN, MORE = 60, 2340  # schedules: here, and in the slow test
@@ -171,24 +171,6 @@ def test_thousands_of_drawn_schedules() -> None:
     steps = [require_equal(seed) for seed in range(DRAWN, DRAWN + MORE)]
     leapt, taken = (sum(column) for column in zip(*steps, strict=True))
     assert leapt > taken / 2
-
-
-def test_what_can_not_be_leapt_over_is_refused_and_changes_nothing() -> None:
-    scheduler = Scheduler(SchedulerConfig(8))
-    scheduler.add(Request("a", (1, 2), max_tokens=9, stop_token_ids=frozenset({END})))
-    scheduler.update(scheduler.schedule(), {"a": [7]})
-    before = repr(everything(scheduler))
-    for count, tokens, message in (
-        (9, [7] * 9, "leap() over 9 steps: expected 1 to 8"),
-        (2, [7], "leap(): 1 tokens for 'a', expected 2"),
-        (3, [7, END, 7], "leap(): 'a' ends before the last of 3 steps"),
-    ):
-        with pytest.raises(PlanError) as error:
-            leap(scheduler, count, {"a": tokens})
-        assert str(error.value) == message
-    assert repr(everything(scheduler)) == before
-    assert [request.request_id for request in leap(scheduler, 8, {"a": [7] * 8}).finished] == ["a"]
-    assert not scheduler.has_unfinished
 
 
 def test_stop_tokens_may_come_as_a_list() -> None:
