@@ -100,8 +100,8 @@ def test_a_wrong_guess_gets_a_hint_and_not_the_answer(number: int, place: int, a
     ],
 )
 def test_the_answer_follows_from_the_settings_of_the_page(
-    number: int, place: int, change: dict[str, object], right: str, told: str, again: Again
-):
+    number: int, place: int, change: Change, right: str, told: str, again: Again
+) -> None:
     verdict = judged(number, place, right, again, replace(LESSONS[str(number)].start, **{"fault": "", **change}))  # type: ignore[arg-type]
     assert verdict.right and told in verdict.sentence, verdict
 

@@ -225,9 +225,9 @@ def test_the_largest_runs_of_the_form_are_drawn() -> None:
     wide = Settings(requests=long, blocks=128, block_size=32, slots=8, chunked="off")
     words = tuple(Asked(" ".join(["a"] * 40), 0, 4) for _ in "ab")
     paper = Settings(model="paper", requests=words, blocks=128, block_size=8, slots=8, budget=256)
-    for settings, message in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
+    for settings in (wide, paper):
         status, page = compute(link_of(settings))
-        assert status == 200 and message in page
+        assert status == 200 and "too many rows to draw" in page
         assert len(page) < 10_000_000
 
 
