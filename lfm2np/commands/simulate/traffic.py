@@ -179,7 +179,7 @@ class Line:
 
     def clock(self, name: str) -> int:
         """Nanoseconds since 1970 of `2023-11-16 18:15:46.6805900`, which is UTC."""
-        whole, _, fraction = self.values[name].strip().removesuffix("+00:00").partition(".")
+        whole, _, fraction = str(self.values[name]).strip().removesuffix("+00:00").partition(".")
         try:
             seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
             return seconds * NANOSECONDS + int(Decimal(f"0.{fraction}") * NANOSECONDS)
@@ -210,26 +210,35 @@ def read(path: str, requests: int | None) -> Trace:
 
 
 def requests_of(path: str) -> Iterator[tuple[Line, Arrival]]:
-    lines = lines_of(path)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"{path}: empty, expected a trace")
-    if not first[1].lstrip().startswith("{"):
-        yield from azure_requests(path, first, lines)
-        return
-    for number, (place, text) in enumerate(chain([first], lines)):
-        line = json_line(f"{path}:{place}", text)
-        yield line, (mooncake_request if "input_length" in line.values else plain_request)(line, number)
+    """Azure's first arrives at 0."""
+    begin = None
+    for number, line in enumerate(lines_of(path)):
+        if AZURE[0] in line.values:
+            at = line.clock(AZURE[0])
+            begin = at if begin is None else begin
+            prompt, outputs = own_prompt(line, AZURE[1], number), line.integer(AZURE[2])
+            yield line, Arrival(at - begin, prompt, outputs, token_id(OUTPUT, number))
+        else:
+            yield line, (mooncake_request if "input_length" in line.values else plain_request)(line, number)
 
 
-def lines_of(path: str) -> Iterator[tuple[int, str]]:
-    """Lines with something in them, and their numbers."""
+def lines_of(path: str) -> Iterator[Line]:
+    """Those with something in them."""
     try:
         with Path(path).open("rb") as file:
             is_gzip = file.read(2) == b"\x1f\x8b"
         with (gzip.open if is_gzip else open)(path, "rt", encoding="utf-8-sig") as text:
-            yield from ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+            first = text.readline()
+            if first.lstrip().startswith("{"):
+                lines = enumerate(chain([first], text), 1)
+                yield from (json_line(f"{path}:{number}", line) for number, line in lines if line.strip())
+                return
+            reader = csv.DictReader(chain([first], text))
+            if not set(AZURE) <= set(reader.fieldnames or ()):
+                expected = f"expected a trace: {', '.join(AZURE)}, or JSON lines"
+                raise TraceError(f"{path}: {show(first.strip()) if first else 'empty'}, {expected}")
+            yield from (Line(f"{path}:{reader.line_num}", row) for row in reader)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as problem:
         raise TraceError(f"{path}: can't be read: {getattr(problem, 'strerror', None) or problem}") from None
 
 
@@ -244,23 +253,9 @@ def json_line(where: str, text: str) -> Line:
     return Line(where, values)
 
 
-def azure_requests(
-    path: str, header: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[Line, Arrival]]:
-    """The first arrives at 0."""
-    names = next(csv.reader([header[1].strip()]))
-    if not set(AZURE) <= set(names):
-        raise TraceError(f"{path}: {show(header[1].strip())}: expected a trace: {', '.join(AZURE)}, or JSON lines")
-    begin = None
-    for number, (place, text) in enumerate(lines):
-        cells = next(csv.reader([text.strip()]))
-        if len(cells) != len(names):
-            raise TraceError(f"{path}:{place}: {len(cells)} columns: expected {len(names)}")
-        line = Line(f"{path}:{place}", dict(zip(names, cells, strict=True)))
-        at = line.clock(AZURE[0])
-        begin = at if begin is None else begin
-        prompt = ((token_id(PROMPT, number), line.integer(AZURE[1])),)
-        yield line, Arrival(at - begin, prompt, line.integer(AZURE[2]), token_id(OUTPUT, number))
+def own_prompt(line: Line, name: str, number: int) -> Runs:
+    """One that is shared with no other request."""
+    return ((token_id(PROMPT, number), line.integer(name)),)
 
 
 def mooncake_request(line: Line, number: int) -> Arrival:
@@ -268,7 +263,7 @@ def mooncake_request(line: Line, number: int) -> Arrival:
     length = line.integer("input_length")
     blocks: Any = line.values.get("hash_ids")
     if blocks is None:
-        prompt: Runs = ((token_id(PROMPT, number), length),)
+        prompt = own_prompt(line, "input_length", number)
     elif not isinstance(blocks, list) or len(blocks) != -(-length // BLOCK):
         raise line.wrong("hash_ids", f"one for each {BLOCK} of input_length {length}")
     elif not all(type(block) is int and 0 <= block <= MOST_ID for block in blocks):
@@ -288,7 +283,7 @@ def plain_request(line: Line, number: int) -> Arrival:
         raise TraceError(f"{line.where}: {shown}: expected {', '.join(PLAIN)}, one of prompt and prompt_tokens")
     return Arrival(
         line.time("at", NANOSECONDS),
-        plain_runs(line) if "prompt" in values else ((token_id(PROMPT, number), line.integer("prompt_tokens")),),
+        plain_runs(line) if "prompt" in values else own_prompt(line, "prompt_tokens", number),
         line.integer("output_tokens"),
         token_id(SHARED, line.integer("output_id", 0, MOST_ID)) if "output_id" in values else token_id(OUTPUT, number),
         line.integer("priority", -(2**31), 2**31) if "priority" in values else 0,
