@@ -230,7 +230,7 @@ def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
     visit.page.click(".run", no_wait_after=True)
     visit.page.go_back()
     visit.until(lambda: "Broken" in visit.page.inner_text("#result") and "Ready" in visit.state)
-    assert visit.settings.lesson == 3
+    assert visit.settings.lesson == "3"
     visit.page.click("#host-prove")
     visit.page.wait_for_selector("#host-proof dd.wrong")
     assert "the logits are not those that it has alone" in visit.page.inner_text("#host-proof dd.wrong")

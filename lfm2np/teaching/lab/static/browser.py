@@ -11,9 +11,9 @@ import numpy as np
 import lfm2np
 from lfm2np.engine.loading import load
 from lfm2np.oracle.report.markup import element
-from lfm2np.teaching.lab.page import SOURCES, Host, compute
-from lfm2np.teaching.lab.run import MODELS, chosen, prove
-from lfm2np.teaching.lab.settings import Problems, read_link, settings_of
+from lfm2np.teaching.lab.page import SOURCES, Host, compute, typed_of
+from lfm2np.teaching.lab.run import MODELS, chosen, prove, require_fits
+from lfm2np.teaching.lab.settings import Problems, settings_of
 
 FIXTURES = {"trained": lfm2np.trained_fixture, "moe": lfm2np.moe_fixture, "lfm3": lfm2np.lfm3_fixture}
 NEEDS = (
@@ -51,10 +51,11 @@ def page(query: str) -> str:
 def proof(query: str) -> str:
     """{"right", "sentence"}: the link's run held against each request alone."""
     try:
-        result = prove(settings_of(read_link(query)))
+        settings = settings_of(typed_of(query))
+        require_fits(settings)
     except Problems as problem:
         return json.dumps({"right": False, "sentence": str(problem)})
-    return json.dumps(vars(result))
+    return json.dumps(vars(prove(settings)))
 
 
 def digest(fixture: str) -> str:
