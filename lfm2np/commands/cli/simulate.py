@@ -162,7 +162,7 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second", type=to_write)
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
-    add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, CSV or JSON lines")
+    add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, or CSV")
     add(group, "--out FILE", "where the cost model goes", type=to_write)
     group = parser.add_argument_group("output")
     add(group, "--html FILE", "write an HTML report", type=to_write)
