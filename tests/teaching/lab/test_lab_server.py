@@ -117,3 +117,9 @@ def test_a_defect_is_told_by_its_name(port: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(server, "computed", {}.__getitem__)
     answer = ask(port, "/?x")
     assert (answer.status, answer.text) == (500, "KeyError: a defect of the laboratory\n")
+
+
+def test_one_run_is_computed_at_a_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault changes the functions of the process."""
+    monkeypatch.setattr(server, "computed", lambda link: (200, str(server.one_at_a_time.locked())))
+    assert ask(port, "/?x").text == "True"
