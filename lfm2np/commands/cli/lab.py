@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import logging
 import shlex
+import signal
 import sys
 import threading
 import webbrowser
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from lfm2np.commands.cli.shared.parser import Commands, add, add_command
 from lfm2np.commands.cli.shared.terminal import progress_bars
-from lfm2np.commands.serve.extra import require_extra
 from lfm2np.errors import RequestError
 
 PORT = 8321
@@ -47,26 +47,16 @@ def run_static(arguments: argparse.Namespace) -> None:
 
 
 def run_server(arguments: argparse.Namespace) -> None:
-    require_extra("lab")
-    from lfm2np.commands.lab_app import DRAIN_SECONDS, HOST, make_app
-    from lfm2np.commands.serve.server import listen, serve, url_of
-    from lfm2np.teaching.lab.worker import Worker
+    from lfm2np.teaching.lab.server import listen, url_of
 
-    try:
-        listening = listen(HOST, arguments.port)
-    except RequestError as problem:
-        raise RequestError(str(problem).removeprefix(f"--host {HOST} ")) from None
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    url = f"{url_of(listening)}/"
-
-    def on_start() -> None:
+    with listen(arguments.port) as server:
+        url = url_of(server)
         print(json.dumps({"url": url}) if arguments.json else url, flush=True)
         if not arguments.no_browser and sys.stdout.isatty():
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-
-    with listening, Worker() as worker:
-        if not serve(make_app(worker), listening, DRAIN_SECONDS, on_start):
-            raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):  # how one ends it
+            server.serve_forever()
 
 
 def add_lab(commands: Commands) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from lfm2np.commands.simulate.fit import fit, read_steps
 from lfm2np.commands.simulate.result import Scenario, config_of, simulate, simulation_report
 from lfm2np.commands.simulate.traffic import Traffic
 from lfm2np.errors import RequestError
-from lfm2np.system import replaced, write_whole
+from lfm2np.system import write_whole
 from lfm2np.values import require_count
-from scheduler import POLICIES, TraceWriter
+from scheduler import POLICIES
 
 EXAMPLE = """lfm2np simulate trace.jsonl --cost H100:LFM2-1.2B --policy waiting-served --html report.html
   lfm2np simulate poisson:prompt=512,output=128 --rate 4
@@ -41,9 +40,9 @@ OF_SCHEDULER: dict[str, tuple[str, Any, str]] = {  # options: the letter of thei
 
 
 UNUSED = {  # options that a mode does not read
-    "fit": ("sweep", "capacity", "target", "svg", "trace"),
-    "capacity": ("target", "svg", "trace", "out"),
-    "sweep": ("trace", "out"),
+    "fit": ("sweep", "capacity", "target", "svg"),
+    "capacity": ("target", "svg", "out"),
+    "sweep": ("out",),
     "traffic": ("target", "svg", "out"),
 }
 
@@ -79,34 +78,16 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
 def run_single(arguments: argparse.Namespace) -> None:
     scenario = scenario_of(arguments)
     total = len(scenario.traffic.arrivals())
-    with progress_bar("simulating", " requests") as bar, writing(arguments.trace, scenario) as trace:
-        figures, counts = simulate(scenario, lambda number: bar(number, total), trace)
-    show_report(arguments, simulation_report(figures, counts))
-
-
-@contextlib.contextmanager
-def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None]:
-    """A trace for `lfm2np draw`."""
-    if path is None:
-        yield None
-        return
-    try:
-        with replaced(Path(path)) as file:
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-            writer = TraceWriter(text, scenario.sized())
-            yield writer
-            writer.end()
-            text.flush()
-            text.detach()
-    except OSError as problem:
-        raise RequestError(f"{path}: can't be written: {problem.strerror or problem}") from None
+    with progress_bar("simulating", " requests") as bar:
+        figures = simulate(scenario, lambda number: bar(number, total))
+    show_report(arguments, simulation_report(figures))
 
 
 def run_sweep(arguments: argparse.Namespace) -> None:
     base = scenario_of(arguments)
     target = None if arguments.target is None else sweep.read_target(arguments.target)
     runs = sweep.scenarios(base, sweep.read_settings(arguments.sweep))
-    results = on_workers(arguments, sweep.run, [(scenario,) for _, scenario in runs])
+    results = on_workers(arguments, simulate, [(scenario,) for _, scenario in runs])
     result = sweep.summary(base, [settings for settings, _ in runs], results, target)
     if arguments.svg is not None:
         if len(sweep.best_runs(result)) < 2:
@@ -130,7 +111,7 @@ def on_workers(
 ) -> list[dict[str, Any]]:
     """In their order. Each worker reads the trace by itself, once."""
     workers, results = arguments.workers, list[dict[str, Any]]()
-    _ = items[0][0].traffic.own_rate  # a wrong trace is named before anything starts
+    _ = items[0][0].traffic.trace  # a wrong trace is named before anything starts
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress_bar("simulating", " runs"))
         apply = stack.enter_context(ProcessPoolExecutor(workers)).map if workers else map
@@ -181,8 +162,7 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second", type=to_write)
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
-    add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, CSV or JSON lines")
+    add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, or CSV")
     add(group, "--out FILE", "where the cost model goes", type=to_write)
     group = parser.add_argument_group("output")
     add(group, "--html FILE", "write an HTML report", type=to_write)
-    add(group, "--trace FILE", "write every step, for `lfm2np draw`", type=to_write)

@@ -161,36 +161,17 @@ GPUS = {  # dense bfloat16 operations and bytes of memory bandwidth a second, fr
 }
 COMPUTE, BANDWIDTH = 0.5, 0.7  # shares of the peak rates; assumed, not measured
 STEP_SECONDS = 0.001  # launches, scheduling, sampling; assumed
-BYTES, VOCAB, TAPS, PRESET_BLOCK = 2, 65536, 3, 16
+BYTES, VOCAB, PRESET_BLOCK = 2, 65536, 16
 
 
 class Sizes(NamedTuple):
-    """Of a dense LFM2, as its config.json says; `feed_forward` as adjusted. Key/value heads are 8."""
+    """Of a dense LFM2, as follows from its config.json."""
 
+    layers_parameters: int  # all but the embedding, which is the head, too
     hidden: int
-    feed_forward: int
-    heads: int
     attention_layers: int
-    conv_layers: int
-
-    @property
-    def layers_parameters(self) -> int:
-        """All but the embedding, which is the head, too."""
-        d, head_dim = self.hidden, self.hidden // self.heads
-        attention = 2 * d * (self.heads + 8) * head_dim + 2 * head_dim
-        conv = 4 * d * d + d * TAPS
-        layers = (self.attention_layers + self.conv_layers) * (3 * d * self.feed_forward + 2 * d)
-        return self.attention_layers * attention + self.conv_layers * conv + layers + d
-
-    @property
-    def key_value_numbers(self) -> int:
-        """Of one position."""
-        return 2 * self.attention_layers * 8 * (self.hidden // self.heads)
-
-    @property
-    def state_numbers(self) -> int:
-        """Of one request's convolutions."""
-        return self.conv_layers * (TAPS - 1) * self.hidden
+    key_value_numbers: int  # of one position
+    state_numbers: int  # of one request's convolutions
 
     def num_blocks(self, gigabytes: float, block_size: int) -> int:
         """Blocks in so much memory: a block holds keys and values of its tokens, and one state."""
@@ -198,13 +179,11 @@ class Sizes(NamedTuple):
 
 
 MODELS = {
-    "LFM2-350M": Sizes(1024, 4608, 16, 6, 10),
-    "LFM2-700M": Sizes(1536, 6912, 24, 6, 10),
-    "LFM2-1.2B": Sizes(2048, 8192, 32, 6, 10),
-    "LFM2-2.6B": Sizes(2048, 10752, 32, 8, 22),
+    "LFM2-350M": Sizes(287_375_104, 1024, 6, 6_144, 20_480),
+    "LFM2-700M": Sizes(641_826_048, 1536, 6, 6_144, 30_720),
+    "LFM2-1.2B": Sizes(1_036_122_880, 2048, 6, 6_144, 40_960),
+    "LFM2-2.6B": Sizes(2_435_054_592, 2048, 8, 8_192, 90_112),
 }
-
-
 KNOWN = f"GPU:MODEL, of {', '.join(GPUS)} and {', '.join(MODELS)}"
 
 

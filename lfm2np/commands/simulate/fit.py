@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np.commands.simulate.cost import CONSTANT, CostModel, StepShape, amount, parse_feature, read_text, shape_of
 from lfm2np.errors import RequestError
-from lfm2np.values import show_json
+from lfm2np.values import show
 from scheduler import BatchPlan, Move, ScheduledTokens, TraceError, read_lines
 
 FOLDS, LEAST = 5, 10  # LEAST: steps that a slope needs beyond its beginning
@@ -101,7 +100,7 @@ def errors_of(predicted: NDArray[np.float64], seconds: NDArray[np.float64]) -> d
 
 
 def read_steps(path: str | Path) -> MeasuredSteps:
-    """Of a schedule trace, of JSON lines, or of a CSV with the same names in its first line:
+    """Of a schedule trace, or of a CSV with these names in its first line:
 
     tokens, requests, read (or `context`), seconds    needed
     attended, sampled, checkpoints, moved_blocks      left out: the first two are estimated, the others 0
@@ -111,7 +110,7 @@ def read_steps(path: str | Path) -> MeasuredSteps:
     """
     text = read_text(path)
     try:
-        steps = list(steps_of_trace(text) if '"kind"' in text[:200] else steps_of_rows(text))
+        steps = list(steps_of_trace(text) if '"kind"' in text[:200] else steps_of_csv(text))
     except (RequestError, TraceError) as problem:
         raise RequestError(f"{path}: {problem}") from None
     if not steps:
@@ -124,45 +123,34 @@ def gathered(steps: Sequence[tuple[StepShape, float]]) -> MeasuredSteps:
     return MeasuredSteps(StepShape(*shapes), np.array([seconds for _, seconds in steps]))
 
 
-def steps_of_rows(text: str) -> Iterator[tuple[StepShape, float]]:
-    """Of JSON lines, or a CSV."""
-    if text.lstrip().startswith("{"):
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                yield step_of(number, parsed(number, line))
-        return
+def steps_of_csv(text: str) -> Iterator[tuple[StepShape, float]]:
     reader = csv.DictReader(io.StringIO(text.strip()), strict=True)
     for row in reader:
-        number = reader.line_num
-        yield step_of(number, {str(name).strip(): parsed(number, value) for name, value in row.items()})
+        where = f"line {reader.line_num}"
+        known = {"read" if name == "context" else name: value for name, value in row.items() if name}
+        if None in row or not set(NEEDED) <= set(known) <= {*StepShape._fields, "seconds"}:
+            optional = "attended, sampled, checkpoints, moved_blocks"
+            raise RequestError(f"{where}: {', '.join(known)}: expected {', '.join(NEEDED)}; optional: {optional}")
+        numbers = {name: number_of(where, name, value) for name, value in known.items()}
+        seconds, counts = numbers.pop("seconds"), {name: int(value) for name, value in numbers.items()}
+        tokens, requests, read = (counts[name] for name in NEEDED[:3])
+        if not requests <= tokens <= read or bool(tokens) != bool(requests):
+            raise RequestError(f"{where}: expected requests {requests} <= tokens {tokens} <= read {read}")
+        # As if all requests were equally long and each sampled one token: right for decodes, and for a single prompt.
+        attended = tokens * (2 * read - tokens + requests) // (2 * requests) if requests else 0
+        shape = {**dict.fromkeys(StepShape._fields, 0), "attended": attended, "sampled": requests, **counts}
+        yield StepShape(**shape), seconds
 
 
-def parsed(number: int, text: Any) -> Any:
+def number_of(where: str, name: str, text: str | None) -> float:
     try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError) as problem:
-        raise RequestError(f"line {number}: {str(text)[:40]!r}: expected a number, or JSON: {problem}") from None
-
-
-def step_of(number: int, row: Any) -> tuple[StepShape, float]:
-    names = (*StepShape._fields, "seconds")
-    row = {"read" if name == "context" else name: value for name, value in dict(row).items()}
-    if not set(NEEDED) <= set(row) <= set(names):
-        raise RequestError(
-            f"line {number}: {', '.join(row)}: expected {', '.join(NEEDED)}; optional: others of {names}"
-        )
-    for name, value in row.items():
-        is_time = name == "seconds" and type(value) in (int, float) and 0 < value < 1e9
-        is_count = name != "seconds" and type(value) in (int, float) and 0 <= value < 2**53 and value % 1 == 0
-        if not (is_time or is_count):
-            raise RequestError(f"line {number}: {name} {show_json(value)}: expected a number, at least 0")
-    tokens, requests, read = (int(row[name]) for name in NEEDED[:3])
-    if not requests <= tokens <= read or bool(tokens) != bool(requests):
-        raise RequestError(f"line {number}: expected requests {requests} <= tokens {tokens} <= read {read}")
-    # As if all requests were equally long and each sampled one token: right for decodes, and for a single prompt.
-    attended = tokens * (2 * read - tokens + requests) // (2 * requests) if requests else 0
-    counts = {"attended": attended, "sampled": requests, **row}
-    return StepShape(*(int(counts.get(name, 0)) for name in StepShape._fields)), float(row["seconds"])
+        value = float(text or "")
+    except ValueError:
+        value = -1.0
+    if not (0 < value < 1e9 if name == "seconds" else value % 1 == 0 <= value < 2**53):
+        expected = "seconds above 0" if name == "seconds" else "a whole number, at least 0"
+        raise RequestError(f"{where}: {name} {show(text)}: expected {expected}")
+    return value
 
 
 def steps_of_trace(text: str) -> Iterator[tuple[StepShape, float]]:

@@ -1,22 +1,22 @@
 """Many steps at once, where each would do the same: all running requests decode, and nobody can be let in.
 
-Such a step makes four calls for each running request: memory.grow() for one token, then, in update(), publish(),
-release_unseen() and append(). All but the last change something only where a position crosses the border of a block (or
-of a window), and those steps follow from the position alone. leap() makes just these calls, with the same arguments in
+Such a step makes three calls for each running request: memory.grow() for one token, then, in update(), publish() and
+append(). The first two change something only where a position crosses the border of a block, and those steps follow
+from the position alone. leap() makes just these calls, with the same arguments in
 the same order; what each call would have left as it is, is left out. So all that a scheduler holds is the same as after
 that many schedule() and update(): tables, free lists, keys, counters. Nobody is let in meanwhile, since nothing waits,
 or no slot is free, or the policy lets nobody in beside those that run, and no step of the leap changes that.
 
-The leap ends early, before a step for which blocks would not suffice (it preempts). Requests have no forks and no
-drafts here, and the policy is one of scheduler.POLICIES.
+The leap ends early, before a step for which blocks would not suffice (it preempts). Requests have no forks,
+drafts and windows here, and the policy is one of scheduler.POLICIES.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler import PlanError, Request, Scheduler
+from scheduler import Request, Scheduler
 
 
 @dataclass
@@ -33,6 +33,8 @@ def most_steps(scheduler: Scheduler) -> int:
     policy, running = scheduler.policy, scheduler.running
     if not running or scheduler.in_flight or not all(request.is_decoding for request in running):
         return 0
+    if scheduler.config.sliding_window is not None:
+        return 0
     if len(running) > scheduler.config.max_num_batched_tokens:
         return 0
     if scheduler.waiting and scheduler.memory.free_slots and policy.admits_beside_running:
@@ -41,11 +43,8 @@ def most_steps(scheduler: Scheduler) -> int:
 
 
 def leap(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) -> Leap:
-    """At most `count` steps, which get `tokens`, `count` for each running request; none before the last may end it.
-
-    PlanError, and no change, for more than most_steps(), or tokens that are missing, too many, or end too early.
-    """
-    _require(scheduler, count, tokens)
+    """At most `count` steps, not more than most_steps(), which get `tokens`, `count` for each running request; none
+    before the last may end it."""
     running = list(scheduler.running)
     starts = [request.num_computed_tokens for request in running]
     for request in running:
@@ -70,24 +69,15 @@ def leap(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) 
     return result
 
 
-def _require(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) -> None:
-    most = most_steps(scheduler)
-    if not 1 <= count <= most:
-        raise PlanError(f"leap() over {count} steps: expected 1 to {most}")
-    for request in scheduler.running:
-        given = tokens.get(request.request_id, ())
-        if len(given) != count:
-            raise PlanError(f"leap(): {len(given)} tokens for {request.request_id!r}, expected {count}")
-        if not request.stop_token_ids.isdisjoint(given[:-1]):
-            raise PlanError(f"leap(): {request.request_id!r} ends before the last of {count} steps")
-
-
 def _cross_borders(scheduler: Scheduler, count: int, running: list[Request], starts: list[int]) -> Leap:
     """All calls that change anything, but those behind step `count`. The requests' counters are left behind."""
-    pool, pools, result = scheduler.pool, [group.pool for group in scheduler.memory.groups], Leap(count)
-    for step, growing, settling in _borders(scheduler, count, starts):
-        free = pool.num_free
-        if len(growing) > min(each.num_free for each in pools):
+    pool, size, result = scheduler.pool, scheduler.config.block_size, Leap(count)
+    beginners: dict[int, list[int]] = {}  # who begins a block, by step of a block's length
+    for index, start in enumerate(starts):
+        beginners.setdefault(-start % size, []).append(index)
+    for step in range(count):
+        growing, free = beginners.get(step % size, ()), pool.num_free
+        if len(growing) > free:
             result.steps = step
             return result
         for index in growing:
@@ -95,31 +85,9 @@ def _cross_borders(scheduler: Scheduler, count: int, running: list[Request], sta
             scheduler.memory.grow(running[index], 1, [])
         if pool.num_free != free:
             result.taken.append((step, free - pool.num_free))
-        if step == count - 1:
-            return result
-        for index in settling:
+        for index in beginners.get((step + 1) % size, ()) if step < count - 1 else ():  # whose block is full
             _settle(scheduler, running[index], starts[index] + step + 1)
     return result
-
-
-def _borders(scheduler: Scheduler, count: int, starts: list[int]) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Steps at which something changes: who begins a block in it, who has one full, or one unseen, behind it."""
-    size, window = scheduler.config.block_size, scheduler.config.sliding_window
-    growing: dict[int, list[int]] = {}
-    settling: dict[int, list[int]] = {}
-    for index, start in enumerate(starts):
-        growing.setdefault(-start % size, []).append(index)
-        settling.setdefault((-start - 1) % size, []).append(index)
-        if window is not None and (window - 1) % size:
-            settling.setdefault((window - 2 - start) % size, []).append(index)
-    if window is not None:
-        for indices in settling.values():
-            indices.sort()
-    phases = [(phase, growing.get(phase, []), settling.get(phase, [])) for phase in sorted({*growing, *settling})]
-    for base in range(0, count, size):
-        for phase, grows, settles in phases:
-            if base + phase < count:
-                yield base + phase, grows, settles
 
 
 def _settle(scheduler: Scheduler, request: Request, stop: int) -> None:
@@ -127,7 +95,6 @@ def _settle(scheduler: Scheduler, request: Request, stop: int) -> None:
     request.num_computed_tokens = request.furthest_computed = stop
     if stop % scheduler.config.block_size == 0:
         scheduler.prefix_cache.publish(request, stop - 1)
-    scheduler.memory.release_unseen(request)
 
 
 def _take_back(running: list[Request], starts: list[int], steps: int) -> None:

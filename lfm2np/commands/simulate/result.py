@@ -14,8 +14,8 @@ from lfm2np.commands.simulate.cost import MODELS, CostModel
 from lfm2np.commands.simulate.run import Counts, Simulation
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, plural
-from scheduler import RequestRefused, SchedulerConfig, TraceWriter
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Finding, Report, Section, Table, plural
+from scheduler import RequestRefused, SchedulerConfig
 from scheduler.trace import config_as_json
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -31,7 +31,6 @@ SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes a
 NEAR_LONGEST = 0.8
 GROWN = 1.2  # requests in the server in the last quarter of all arrivals, over those in the third
 WORTH_SAYING = 10  # requests
-POINTS = 32  # of the table over time
 Ints = NDArray[np.int64]
 
 
@@ -74,16 +73,14 @@ def config_of(settings: Mapping[str, Any]) -> SchedulerConfig:
         raise RequestError(str(error)) from None
 
 
-def simulate(
-    scenario: Scenario, progress: Callable[[int], None] | None = None, trace: TraceWriter | None = None
-) -> tuple[dict[str, Any], Counts]:
-    """Its figures as JSON has them, and what they were counted from."""
-    simulation = Simulation(scenario.sized(), scenario.cost, trace)
+def simulate(scenario: Scenario, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Its figures, as JSON has them."""
+    simulation = Simulation(scenario.sized(), scenario.cost)
     counts = simulation.run(scenario.traffic.arrivals(), progress)
     latencies = latencies_of(counts)
     cost = scenario.cost
     arrived, finished = len(counts.arrived), len(latencies["e2e"][0])
-    figures = {
+    return {
         "kind": "simulation",
         "traffic": str(scenario.traffic),
         "config": config_as_json(simulation.config),
@@ -92,10 +89,9 @@ def simulate(
         "requests": {
             "arrived": arrived + sum(counts.refused.values()),
             "finished": finished,
-            "aborted": counts.aborted,
             "left": counts.left,
             "refused": dict(counts.refused),
-            "left_out": scenario.traffic.left_out,
+            "left_out": scenario.traffic.trace.left_out,
         },
         "seconds": {name: distribution(*values) for name, values in latencies.items()},
         "throughput": throughput(counts, finished),
@@ -105,7 +101,6 @@ def simulate(
         "queue": queue(counts),
         "steps": {"all": counts.steps, "one_by_one": counts.single_steps},
     }
-    return figures, counts
 
 
 # --- figures
@@ -208,99 +203,72 @@ def mean_in_server(counts: Counts, quarter: int) -> float:
 # --- the report
 
 
-def simulation_report(figures: Mapping[str, Any], counts: Counts) -> Report:
+def simulation_report(figures: Mapping[str, Any]) -> Report:
     """It measures: exit code 0, saturated or not."""
-    queue, requests, cost = figures["queue"], figures["requests"], figures["cost"]
-    refused = sum(requests["refused"].values())
-    if queue["saturated"]:
-        verdict, looks = "SATURATED", WRONG
-    elif queue["unclear"]:
-        verdict, looks = "unclear whether saturated", OPEN
-    else:
-        verdict, looks = (f"{plural(refused, 'request')} refused", OPEN) if refused else ("not saturated", RIGHT)
+    verdict, looks, because = judged(figures)
+    requests, config, rates = figures["requests"], figures["config"], figures["throughput"]
+    lost = {"refused": refused_of(figures), "left when the simulation ended": requests["left"]}
+    lost |= {"without tokens left out": requests["left_out"]}
     finished = [f"{requests['finished']:,} of {requests['arrived']:,} finished"]
-    lost = {"aborted": requests["aborted"], "refused": refused}
-    lost |= {"left when the simulation ended": requests["left"], "without tokens left out": requests["left_out"]}
     finished += [f"{number:,} {what}" for what, number in lost.items() if number]
-    config, rates = figures["config"], figures["throughput"]
+    names = ("requests", "output_tokens", "computed_tokens")
+    busy, slots, blocks, budget = map(percent, figures["utilisation"].values())
+    beyond, cache = figures["beyond"], figures["prefix_cache"]
+    cached = percent(cache["hit_tokens"] / cache["query_tokens"]) if cache["queries"] else ""
     facts = {
         "traffic": figures["traffic"],
         "requests": f"{', '.join(finished)}, in {span(rates['seconds'])} of simulated time",
-        "cost": cost_words(cost),
+        "cost": cost_words(figures["cost"]),
         "scheduler": f"policy {config['policy']}; {config['num_blocks']:,} blocks of {config['block_size']} tokens; at "
         f"most {config['max_num_seqs']:,} requests and {config['max_num_batched_tokens']:,} tokens a step",
-        "beyond": beyond_words(figures["beyond"]),
-        "a second": throughput_words(rates),
-        "use": utilisation_words(figures["utilisation"]),
-        "prefixes": prefix_words(figures["prefix_cache"]),
+        "beyond": f"{percent(beyond)} of the busy time is in steps larger than any that was measured" if beyond else "",
+        "a second": ", ".join(f"{rates[f'{name}_per_second'] or 0:,.1f} {name.replace('_', ' ')}" for name in names),
+        "use": f"busy {busy} of the time; meanwhile {slots} of the slots, {blocks} of the blocks, "
+        f"{budget} of the token budget",
+        "prefixes": f"{cached} of {cache['query_tokens']:,} prompt tokens were cached" if cached else "",
         "preempted": f"{figures['preemptions']:,} times" if figures["preemptions"] else "",
         "refused": "; ".join(f"{number:,}: {reason}" for reason, number in requests["refused"].items()),
     }
-    settings = Table(
-        "Settings of the scheduler", ("setting", "value"), [[*map(str, each)] for each in config.items()], (0, 1)
-    )
+    titles = [head if head in ("mean", "max") else head.upper() for head in HEADS]
+    rows = [
+        [words, name.upper(), *(span(figures["seconds"][name][head]) for head in HEADS)]
+        for name, words in NAMES.items()
+    ]
     return Report(
         command="simulate",
         verdict=verdict,
         exit_code=RIGHT,
         looks=looks,
         means="Times are simulated: the scheduler decides each step, the cost model says how long it takes.",
-        findings=[Finding("queue", queue_words(figures))],
+        findings=[Finding("queue", because)],
         facts={name: words for name, words in facts.items() if words},
-        sections=[
-            Section("How long requests take", [latency_table(figures)]),
-            Section("Over time", [over_time(counts)], is_long=True),
-            Section("What was simulated", [settings], is_long=True),
-        ],
+        sections=[Section("How long requests take", [Table("", ("", "", *titles), rows, (0, 1))])],
         figures=figures,
     )
 
 
-def latency_table(figures: Mapping[str, Any]) -> Table:
-    titles = [head if head in ("mean", "max") else head.upper() for head in HEADS]
-    rows = [
-        [words, name.upper(), *(span(figures["seconds"][name][head]) for head in HEADS)]
-        for name, words in NAMES.items()
-    ]
-    return Table("", ("", "", *titles), rows, (0, 1))
-
-
-def over_time(counts: Counts) -> Block:
-    """Requests in the server and in the queue, by the times at which they arrived, were admitted and ended."""
-    if not counts.end:
-        return "Nothing was computed."
-    arrived, admitted, ended = (
-        np.sort(np.array([at for at in column if at >= 0], np.int64))
-        for column in (counts.arrived, counts.admitted, counts.ended)
-    )
-    at = np.linspace(0, counts.end, POINTS + 1)
-    come, let_in, gone = (np.searchsorted(column, at, side="right") for column in (arrived, admitted, ended))
-    seconds = (at / NANOSECONDS).tolist()
-    rows = [[span(t), *map(int, counts)] for t, *counts in zip(seconds, come - let_in, let_in - gone, strict=True)]
-    title = "Requests that wait to be admitted, and requests that were and have not ended"
-    return Table(title, ("at", "waiting", "admitted"), rows, ())
-
-
-# --- words
-
-
-def queue_words(figures: Mapping[str, Any]) -> str:
-    queue, requests = figures["queue"], figures["requests"]
+def judged(figures: Mapping[str, Any]) -> tuple[str, int, str]:
+    """The verdict on the queue, how it looks, and a sentence."""
+    queue, refused = figures["queue"], refused_of(figures)
     where = f"longest queue: {queue['longest']:,}, at {span(queue['longest_at'])}"
+    if saturated := queue["saturated"]:
+        rate = saturated["requests_per_second"]
+        by = "all at once" if rate is None else f"by {rate:.3g} requests a second"
+        ended = "; the simulation ended there" if figures["requests"]["left"] else ""
+        begin = f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, {by}"
+        return "SATURATED", WRONG, f"{begin}, to {saturated['waiting']:,} at the last arrival{ended}"
     if queue["unclear"]:
-        return f"unclear whether saturated: {queue['unclear']} ({where})"
-    if queue["saturated"] is None:
-        left = f"; but {requests['aborted']:,} users left before their answer ended" if requests["aborted"] else ""
-        if refused := sum(requests["refused"].values()):
-            few = f"{refused:,} of {requests['arrived']:,} requests were refused"
-            return f"{few}; of the others the queue did not grow without bound ({where}){left}"
-        return f"not saturated: the queue did not grow without bound ({where}){left}"
-    saturated = queue["saturated"]
-    rate = saturated["requests_per_second"]
-    by = "all at once" if rate is None else f"by {rate:.3g} requests a second"
-    ended = "; the simulation ended there" if requests["left"] else ""
-    begin = f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, {by}"
-    return f"{begin}, to {saturated['waiting']:,} at the last arrival{ended}"
+        verdict = "unclear whether saturated"
+        return verdict, OPEN, f"{verdict}: {queue['unclear']} ({where})"
+    bounded = f"the queue did not grow without bound ({where})"
+    if refused:
+        few = f"{refused:,} of {figures['requests']['arrived']:,} requests were refused"
+        return f"{plural(refused, 'request')} refused", OPEN, f"{few}; of the others {bounded}"
+    return "not saturated", RIGHT, f"not saturated: {bounded}"
+
+
+def refused_of(figures: Mapping[str, Any]) -> int:
+    return sum(figures["requests"]["refused"].values())
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
@@ -308,30 +276,6 @@ def cost_words(cost: Mapping[str, Any]) -> str:
     errors = cost["errors"]
     off = f"; off by {100 * errors['median']:.0f} % a step (median)" if errors else ""
     return f"of a step: {cost['name']} ({sign}{cost['origin']}{off})"
-
-
-def beyond_words(share: float | None) -> str:
-    return f"{percent(share)} of the busy time is in steps larger than any that was measured" if share else ""
-
-
-def throughput_words(rates: Mapping[str, float | None]) -> str:
-    names = ("requests", "output_tokens", "computed_tokens")
-    return ", ".join(f"{rates[f'{name}_per_second'] or 0:,.1f} {name.replace('_', ' ')}" for name in names)
-
-
-def utilisation_words(shares: Mapping[str, float | None]) -> str:
-    busy, slots, blocks, budget = (percent(shares[name]) for name in ("busy", "slots", "blocks", "budget"))
-    of = f"{slots} of the slots, {blocks} of the blocks, {budget} of the token budget"
-    return f"busy {busy} of the time; meanwhile {of}"
-
-
-def prefix_words(cache: Mapping[str, Any]) -> str:
-    if not cache["queries"]:
-        return ""
-    ended = {reason: number for reason, number in cache["ended"].items() if number and reason != "complete"}
-    why = ", ".join(f"{number:,} {reason}" for reason, number in sorted(ended.items(), key=lambda pair: -pair[1]))
-    share = percent(cache["hit_tokens"] / cache["query_tokens"])
-    return f"{share} of {cache['query_tokens']:,} prompt tokens were cached; next blocks: {why or 'all cached'}"
 
 
 def percent(share: float | None) -> str:

@@ -1,13 +1,12 @@
 """The scheduler with a clock: requests come at their times, each step takes what the cost model says.
 
-The real `scheduler.Scheduler` decides every step. What arrives, or leaves, during a step is seen after it, as in an
+The real `scheduler.Scheduler` decides every step. What arrives during a step is seen after it, as in an
 engine that is one loop. Where nothing but decoding can happen, leap.py takes many steps at once; `leaps=False`
 takes each by itself, with the same result to the last nanosecond.
 """
 
 from __future__ import annotations
 
-import heapq
 import re
 from array import array
 from collections import Counter
@@ -21,9 +20,8 @@ from lfm2np.commands.simulate.cost import CostModel, StepShape, shape_of
 from lfm2np.commands.simulate.leap import leap, most_steps
 from lfm2np.commands.simulate.traffic import Arrival
 from lfm2np.errors import RequestError
-from scheduler import BatchPlan, FinishReason, Request, RequestRefused, Scheduler, SchedulerConfig, TraceWriter, reasons
+from scheduler import BatchPlan, Request, RequestRefused, Scheduler, SchedulerConfig
 
-END_ID = -1  # the last token of a request that asked for more: its only stop token
 MOST_STEPS = 1024  # of one leap
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
 EVERY = 256  # requests between two reports of progress
@@ -46,7 +44,6 @@ class Counts:
     gaps: array[int] = field(default_factory=numbers)  # from one token of a request to its next
     gap_counts: array[int] = field(default_factory=numbers)  # how often each of `gaps` occurred
     refused: Counter[str] = field(default_factory=Counter)  # requests, by reason
-    aborted: int = 0
     left: int = 0  # requests that had not ended when the simulation did
     steps: int = 0
     single_steps: int = 0  # those that were taken one by one
@@ -61,19 +58,15 @@ class Counts:
 
 
 class Simulation:
-    """One run. With a trace every step is taken by itself, and written."""
+    """One run."""
 
-    def __init__(
-        self, config: SchedulerConfig, cost: CostModel, trace: TraceWriter | None = None, leaps: bool = True
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, cost: CostModel, leaps: bool = True) -> None:
         self.scheduler = Scheduler(config)
-        self.config, self.cost, self.trace = config, cost, trace
-        self.leaps = leaps and trace is None
+        self.config, self.cost, self.leaps = config, cost, leaps
         self.counts = Counts()
         self.now = 0
         self._live: dict[str, tuple[int, Arrival]] = {}  # requests that have not ended, with their numbers
         self._last: dict[str, int] = {}  # when the last token of a request came
-        self._aborts: list[tuple[int, str]] = []  # a heap
         self._empty_plans = 0
 
     def run(
@@ -93,7 +86,6 @@ class Simulation:
                     progress(len(self.counts.arrived))
             if len(self.scheduler.waiting) > most_waiting:
                 break
-            self._abort_who_left()
             if self.scheduler.has_unfinished:
                 self._advance(coming)
             elif coming is not None:
@@ -112,27 +104,12 @@ class Simulation:
         except RequestRefused as error:  # the same reason for other lengths is counted as one
             counts.refused[re.sub(r"\d+", "N", str(error).removeprefix(f"request {name!r}: "))] += 1
             return
-        if self.trace:
-            self.trace.add(request, ())
         for column in (counts.admitted, counts.first, counts.ended):
             column.append(-1)
         counts.arrived.append(arrival.at)
         counts.outputs.append(arrival.num_output_tokens)
         counts.waiting.append(len(self.scheduler.waiting))
         self._live[name] = number, arrival
-        if arrival.abort_after is not None:
-            heapq.heappush(self._aborts, (arrival.at + arrival.abort_after, name))
-
-    def _abort_who_left(self) -> None:
-        while self._aborts and self._aborts[0][0] <= self.now:
-            _, name = heapq.heappop(self._aborts)
-            if name in self._live:
-                self.scheduler.abort(name)
-                if self.trace:
-                    self.trace.finish(name, FinishReason.ABORT)
-                self.counts.aborted += 1
-                self._last.pop(name, None)
-                del self._live[name]
 
     def _end(self, finished: Sequence[Request]) -> None:
         for request in finished:
@@ -154,16 +131,12 @@ class Simulation:
         """False, and no change, if it can't take a step."""
         running, counts = self.scheduler.running, self.counts
         decoding = [(request, self._live[request.request_id][1]) for request in running]
-        count = min(count, *(arrival.num_output_tokens - request.num_output_tokens for request, arrival in decoding))
         shapes = decodes_of(running, self.config, count)
         durations = self.cost.nanoseconds(shapes)
         ends = self.now + np.cumsum(durations)
-        events = [arrival.at for arrival in (coming,) if arrival is not None] + [time for time, _ in self._aborts[:1]]
-        if events:  # only steps that begin before a request comes or leaves
-            count = min(count, int(np.searchsorted(ends - durations, min(events))))
-        tokens = {
-            request.request_id: outputs(arrival, request.num_output_tokens, count) for request, arrival in decoding
-        }
+        if coming is not None:  # only steps that begin before a request comes
+            count = min(count, int(np.searchsorted(ends - durations, coming.at)))
+        tokens = {request.request_id: [arrival.output_token_id] * count for request, arrival in decoding}
         owned = self._owned()
         result = leap(self.scheduler, count, tokens)
         if not result.steps:
@@ -198,15 +171,8 @@ class Simulation:
             if not scheduler.requests[name].num_steps:
                 counts.admitted[self._live[name][0]] = begin
         self._spend(end, 1, len(scheduler.running), plan.num_tokens)
-        tokens = {
-            name: outputs(self._live[name][1], scheduler.requests[name].num_output_tokens, 1)
-            for entry in plan.scheduled
-            for name in entry.samples
-        }
+        tokens = {name: [self._live[name][1].output_token_id] for entry in plan.scheduled for name in entry.samples}
         finished = scheduler.update(plan, tokens)
-        if self.trace:
-            state = len(scheduler.waiting), len(scheduler.running), scheduler.pool.num_free
-            self.trace.step(plan, {}, tokens, (), reasons(finished), state, (end - begin) / 1e9)
         counts.output_tokens += len(tokens)
         self._count_gaps([self._last[name] for name in tokens if name in self._last], end)
         for name in tokens:
@@ -245,17 +211,7 @@ def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
     if arrival.num_prompt_tokens > config.num_blocks * config.block_size:
         raise RequestRefused(f"{arrival.num_prompt_tokens} prompt tokens: the pool has {config.num_blocks} blocks")
     ids = tuple(chain.from_iterable(repeat(token_id, count) for token_id, count in arrival.prompt))
-    asked = arrival.num_output_tokens if arrival.max_tokens is None else arrival.max_tokens
-    stops = frozenset({END_ID}) if asked > arrival.num_output_tokens else frozenset[int]()
-    return Request(name, ids, asked, stops, priority=arrival.priority)
-
-
-def outputs(arrival: Arrival, done: int, count: int) -> list[int]:
-    """Its next `count` tokens, after `done`."""
-    ids = [arrival.output_token_id] * count
-    if done + count == arrival.num_output_tokens and (arrival.max_tokens or 0) > arrival.num_output_tokens:
-        ids[-1] = END_ID
-    return ids
+    return Request(name, ids, arrival.num_output_tokens, priority=arrival.priority)
 
 
 def decodes_of(running: Sequence[Request], config: SchedulerConfig, count: int) -> StepShape:

@@ -9,6 +9,7 @@ meets the target: found by bisection, to one percent.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,6 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Finding, Report, Section, Table, plural
 from lfm2np.values import show
 
-STEPS = 6  # of a range of fractions
 MOST_RUNS = 10_000
 UNREAD = {"waiting_served_ratio": "waiting-served", "max_waiting_tokens": "waiting-served"}  # but by this policy
 PRECISION = 1.01  # of a capacity
@@ -75,7 +75,7 @@ def read_target(text: str) -> Target:
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Of "policy=fcfs,static", "rate=2:32" (doubled from step to step) or "watermark=0.01:0.1" (STEPS values)."""
+    """Of "policy=fcfs,static" or "rate=2:32", doubled from step to step."""
     settings: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -87,24 +87,21 @@ def read_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def values_of(text: str) -> list[Any]:
-    match = re.fullmatch(r"([0-9.eE+-]+):([0-9.eE+-]+)", text)
-    if match is None:
-        return [value_of(text)]
-    first, last = value_of(match[1]), value_of(match[2])
-    if isinstance(first, str) or isinstance(last, str) or not 0 < first < last:
+    first, *last = map(value_of, text.split(":"))
+    if not last:
+        return [first]
+    if len(last) > 1 or not {type(first), type(last[0])} <= {int, float} or not 0 < first < last[0]:
         raise RequestError(f"sweep: {show(text)}: expected two numbers above 0, the second one larger")
-    if isinstance(first, int) and isinstance(last, int):
-        return [*itertools.takewhile(lambda value: value < last, (first << step for step in itertools.count())), last]
-    return [float(f"{first * (last / first) ** (step / (STEPS - 1)):.3g}") for step in range(STEPS)]
+    doubled = (first * 2**step for step in itertools.count())
+    return [*itertools.takewhile(lambda value: value < last[0], doubled), last[0]]
 
 
 def value_of(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False, "none": None}.get(text, text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, list | dict) else value
 
 
 def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tuple[Settings, Scenario]]:
@@ -122,10 +119,6 @@ def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tup
     return [(dict(read), scenario) for read, scenario in runs.items()]
 
 
-def run(scenario: Scenario) -> dict[str, Any]:
-    return simulate(scenario)[0]
-
-
 # --- a sweep
 
 
@@ -138,15 +131,10 @@ def summary(
         requests = figures["requests"]
         lost = round(100 * (1 - requests["finished"] / requests["arrived"])) if requests["arrived"] else 100
         runs.append({"settings": settings, "lost": lost, "is_met": not target or target.is_met(figures), **figures})
-    names = list(dict.fromkeys(name for settings in chosen for name in settings))
     runs.sort(key=lambda run: (run["settings"].get("rate", 0), rank(run)))
-    return {
-        "kind": "sweep",
-        "traffic": str(base.traffic),
-        "target": None if target is None else vars(target),
-        "settings": names,
-        "runs": runs,
-    }
+    names = list(dict.fromkeys(name for settings in chosen for name in settings))
+    aim = None if target is None else vars(target)
+    return {"kind": "sweep", "traffic": str(base.traffic), "target": aim, "settings": names, "runs": runs}
 
 
 def rank(run: Mapping[str, Any]) -> tuple[bool, int, bool, float]:
@@ -167,7 +155,8 @@ def sweep_report(result: Mapping[str, Any], target: Target | None) -> Report:
     """It measures: exit code 0."""
     runs, best = result["runs"], best_runs(result)
     met = sum(run["is_met"] for run in best.values())
-    if all(run["queue"]["saturated"] for run in runs):
+    saturated = sum(run["queue"]["saturated"] is not None for run in runs)
+    if saturated == len(runs):
         verdict, looks = "every run is saturated", WRONG
     elif target is None:
         verdict, looks = "measured: no target was set", RIGHT
@@ -177,7 +166,7 @@ def sweep_report(result: Mapping[str, Any], target: Target | None) -> Report:
     facts = {
         "traffic": result["traffic"],
         "target": f"{target.name} at most {span(target.seconds)}" if target else "",
-        "runs": f"{len(runs)}, {sum(run['queue']['saturated'] is not None for run in runs)} of them saturated",
+        "runs": f"{len(runs)}, {saturated} of them saturated",
         "cost": cost_words(runs[0]["cost"]),
     }
     return Report(
@@ -188,7 +177,7 @@ def sweep_report(result: Mapping[str, Any], target: Target | None) -> Report:
         means="Times are simulated. At each rate, in requests a second, the runs had the same requests.",
         facts={name: words for name, words in facts.items() if words},
         next_steps=[best_words(rate, run, target) for rate, run in best.items()],
-        sections=[Section("All runs", [table_of(result)])],
+        sections=[Section("All runs", [table_of(result, [id(run) for run in best.values()])])],
         figures=result,
     )
 
@@ -209,29 +198,24 @@ def setting_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "rate") or "the one configuration"
 
 
-def table_of(result: Mapping[str, Any]) -> Table:
-    names, best = result["settings"], [id(run) for run in best_runs(result).values()]
+def table_of(result: Mapping[str, Any], best: Sequence[int]) -> Table:
+    names = result["settings"]
     heads = [*names, *(metric_words(*column) for column in COLUMNS), "req/s", "not served", "state"]
-    rows = [
-        [
-            *(str(run["settings"].get(name, "-")) for name in names),
-            *(span(run["seconds"][metric][quantile]) for metric, quantile in COLUMNS),
-            f"{run['throughput']['requests_per_second'] or 0:.3g}",
-            f"{run['lost']} %",
-            state(run, id(run) in best),
-        ]
-        for run in result["runs"]
-    ]
+    rows = []
+    for run in result["runs"]:
+        settings = [str(run["settings"].get(name, "-")) for name in names]
+        times = [span(run["seconds"][metric][quantile]) for metric, quantile in COLUMNS]
+        rate = f"{run['throughput']['requests_per_second'] or 0:.3g}"
+        rows.append([*settings, *times, rate, f"{run['lost']} %", state(run, id(run) in best)])
     return Table("", heads, rows, (len(heads) - 1,), 100)
 
 
 def state(run: Mapping[str, Any], is_best: bool) -> str:
     if run["queue"]["saturated"]:
         return "\u2715 saturated"
-    words = "" if run["is_met"] else "misses the target"
-    if run["queue"]["unclear"]:
-        return f"\u25b2 unclear whether saturated{', ' * bool(words)}{words}"
-    return "\u25cf best" if is_best and run["is_met"] else words
+    unclear = "\u25b2 unclear whether saturated" if run["queue"]["unclear"] else ""
+    misses = "" if run["is_met"] else "misses the target"
+    return ", ".join(filter(None, (unclear, misses))) or ("\u25cf best" if is_best else "")
 
 
 def curve(result: Mapping[str, Any], target: Target | None) -> str:
@@ -257,27 +241,23 @@ def curve(result: Mapping[str, Any], target: Target | None) -> str:
 def capacity(scenario: Scenario, target: Target) -> dict[str, Any]:
     """`rate`: the highest that meets the target, in requests a second (0: none does; None: all do, the trace is too
     short to tell), with the target's value there, and how many simulations that took."""
-    runs: dict[float, float | None] = {}  # the value at a rate; None: not met
+    values: dict[float, float | None] = {}  # at a rate; None: not met
 
     def meets(rate: float) -> bool:
-        figures = run(scenario.with_setting("rate", rate))
-        runs[rate] = target.value(figures) if target.is_met(figures) else None
-        return runs[rate] is not None
+        figures = simulate(scenario.with_setting("rate", rate))
+        values[rate] = target.value(figures) if target.is_met(figures) else None
+        return values[rate] is not None
 
-    start = scenario.traffic.rate or scenario.traffic.own_rate or 1.0
-    low, high = 0.0, math.inf
-    if meets(start):
-        low = start
-        while high == math.inf and low < start * MOST_FACTOR:
-            low, high = (2 * low, high) if meets(2 * low) else (low, 2 * low)
-    else:
-        high = start
-        while low == 0.0 and high > start / MOST_FACTOR:
-            low, high = (high / 2, high) if meets(high / 2) else (low, high / 2)
-    while low > 0.0 and high < math.inf and high > PRECISION * low:
+    start = scenario.traffic.rate or scenario.traffic.trace.rate or 1.0
+    low, high = (start, math.inf) if meets(start) else (0.0, start)
+    while high == math.inf and low < start * MOST_FACTOR:
+        low, high = (2 * low, high) if meets(2 * low) else (low, 2 * low)
+    while low == 0.0 and high > start / MOST_FACTOR:
+        low, high = (high / 2, high) if meets(high / 2) else (low, high / 2)
+    while 0.0 < PRECISION * low < high < math.inf:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if meets(middle) else (low, middle)
-    return {"rate": None if high == math.inf else low, "value": runs.get(low), "runs": len(runs)}
+    return {"rate": None if high == math.inf else low, "value": values.get(low), "runs": len(values)}
 
 
 def capacity_report(
@@ -298,9 +278,7 @@ def capacity_report(
 
 
 def capacity_words(each: Mapping[str, Any], target: Target) -> str:
-    name = each["settings"].get("policy", setting_words(each["settings"]))
-    others = setting_words({key: value for key, value in each["settings"].items() if key != "policy"})
-    name = f"{name}, {others}" if "policy" in each["settings"] and len(each["settings"]) > 1 else name
+    name = setting_words(each["settings"]).removeprefix("policy ")
     if each["rate"] is None:
         return f"{name}: meets the target at any rate: the trace is too short to tell"
     if not each["rate"]:

@@ -9,9 +9,7 @@ plain     JSON lines with
               prompt         runs of equal token ids, [[id, count], ...]: prompts share a prefix as far as ids are equal
               output_tokens  how many it gets
               output_id      token id of its outputs, which a later prompt may name; left out: no other request's
-              max_tokens     how many it asks for; left out: output_tokens
               priority       lower goes first under --policy priority; left out: 0
-              abort_after    seconds after its arrival at which the user leaves; left out: never
 
 A file's first line says which it is; it may be gzipped. A prompt whose prefix is not known is shared with no other.
 """
@@ -40,7 +38,7 @@ MOST_TOKENS = 1_000_000_000
 MOST_ID = 2**61
 MOST_TIME = 2**62  # nanoseconds
 BLOCK = 512  # tokens of a Mooncake hash
-PLAIN = ("at", "prompt", "prompt_tokens", "output_tokens", "output_id", "max_tokens", "priority", "abort_after")
+PLAIN = ("at", "prompt", "prompt_tokens", "output_tokens", "output_id", "priority")
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 Runs = tuple[tuple[int, int], ...]  # of equal token ids: (token id, count)
 
@@ -52,13 +50,21 @@ class Arrival(NamedTuple):
     prompt: Runs
     num_output_tokens: int
     output_token_id: int
-    max_tokens: int | None = None  # at least num_output_tokens; None: num_output_tokens
     priority: int = 0
-    abort_after: int | None = None  # nanoseconds after its arrival; None: never
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(count for _, count in self.prompt)
+
+
+class Trace(NamedTuple):
+    """rate      requests a second; None: all come at once
+    left_out  requests without prompt or output tokens: failures, in real traces
+    """
+
+    arrivals: Sequence[Arrival]
+    rate: float | None
+    left_out: int
 
 
 SHARED, PROMPT, OUTPUT = range(3)  # content: a block's hash; a request's own prompt; its outputs
@@ -89,26 +95,17 @@ class Traffic:
 
     def arrivals(self) -> Sequence[Arrival]:
         """In order of arrival. RequestError for a specification or a file that is wrong, or has no requests."""
-        arrivals, own_rate, _ = self._read()
-        if self.rate is None and self.is_drawn:
-            raise RequestError(f"{self.source}: expected --rate, in requests a second")
-        if self.rate is None:
-            return arrivals
-        if own_rate is None:
-            raise RequestError(f"rate {self.rate:g}: all requests of {self.source} come at once")
-        return [each._replace(at=round(each.at * own_rate / self.rate)) for each in arrivals]
+        trace, rate = self.trace, self.rate
+        if rate is None:
+            if self.is_drawn:
+                raise RequestError(f"{self.source}: expected --rate, in requests a second")
+            return trace.arrivals
+        if trace.rate is None:
+            raise RequestError(f"rate {rate:g}: all requests of {self.source} come at once")
+        return [each._replace(at=round(each.at * trace.rate / rate)) for each in trace.arrivals]
 
     @property
-    def own_rate(self) -> float | None:
-        """Requests a second of the trace; None: all come at once."""
-        return self._read()[1]
-
-    @property
-    def left_out(self) -> int:
-        """Requests of the trace without prompt or output tokens: failures, in real traces."""
-        return self._read()[2]
-
-    def _read(self) -> tuple[Sequence[Arrival], float | None, int]:
+    def trace(self) -> Trace:
         return poisson(self.source, self.seed) if self.is_drawn else read(self.source, self.requests)
 
     def __str__(self) -> str:
@@ -121,7 +118,7 @@ class Traffic:
 
 
 @lru_cache(maxsize=1)
-def poisson(source: str, seed: int) -> tuple[Sequence[Arrival], float, int]:
+def poisson(source: str, seed: int) -> Trace:
     """Poisson arrivals, one a second. Lengths are 512, 100-1000 (all equally likely) or 512~0.8 (log-normal: median
     and standard deviation of the logarithm). Times and lengths are drawn from streams of their own."""
     settings = {"prompt": "512", "output": "128", "requests": "1000"}
@@ -139,7 +136,7 @@ def poisson(source: str, seed: int) -> tuple[Sequence[Arrival], float, int]:
         at += gaps.expovariate(1.0)
         prompt = ((token_id(PROMPT, number), draw_prompt(prompts)),)
         arrivals.append(Arrival(round(at * NANOSECONDS), prompt, draw_output(outputs), token_id(OUTPUT, number)))
-    return arrivals, 1.0, 0
+    return Trace(arrivals, 1.0, 0)
 
 
 def length_of(source: str, name: str, text: str) -> Callable[[random.Random], int]:
@@ -182,21 +179,17 @@ class Line:
 
     def clock(self, name: str) -> int:
         """Nanoseconds since 1970 of `2023-11-16 18:15:46.6805900`, which is UTC."""
-        match = re.fullmatch(
-            r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|\+00:00)?", self.values[name].strip()
-        )
+        whole, _, fraction = str(self.values[name]).strip().removesuffix("+00:00").partition(".")
         try:
-            since = datetime.fromisoformat(f"{match[1]}T{match[2]}") - datetime(1970, 1, 1) if match else None
-        except ValueError:
-            since = None
-        if match is None or since is None:
-            raise self.wrong(name, "a time such as 2023-11-16 18:15:46.6805900")
-        return (since.days * 86_400 + since.seconds) * NANOSECONDS + int(Decimal(f"0{match[3] or ''}") * NANOSECONDS)
+            seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+            return seconds * NANOSECONDS + int(Decimal(f"0.{fraction}") * NANOSECONDS)
+        except (ValueError, ArithmeticError):
+            raise self.wrong(name, "a time such as 2023-11-16 18:15:46.6805900") from None
 
 
 @lru_cache(maxsize=1)
-def read(path: str, requests: int | None) -> tuple[Sequence[Arrival], float | None, int]:
-    """The first requests of a file, their own rate a second, and how many of them had no tokens and are left out.
+def read(path: str, requests: int | None) -> Trace:
+    """The first requests of a file.
 
     TraceError with file, line, name, value and what was expected; also for times out of order.
     """
@@ -213,30 +206,39 @@ def read(path: str, requests: int | None) -> tuple[Sequence[Arrival], float | No
     if not arrivals:
         raise TraceError(f"{path}: expected at least one request with prompt and output tokens")
     span = arrivals[-1].at - arrivals[0].at
-    return arrivals, len(arrivals) / span * NANOSECONDS if span else None, left_out
+    return Trace(arrivals, len(arrivals) / span * NANOSECONDS if span else None, left_out)
 
 
 def requests_of(path: str) -> Iterator[tuple[Line, Arrival]]:
-    lines = lines_of(path)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"{path}: empty, expected a trace")
-    if not first[1].lstrip().startswith("{"):
-        yield from azure_requests(path, first, lines)
-        return
-    for number, (place, text) in enumerate(chain([first], lines)):
-        line = json_line(f"{path}:{place}", text)
-        yield line, (mooncake_request if "input_length" in line.values else plain_request)(line, number)
+    """Azure's first arrives at 0."""
+    begin = None
+    for number, line in enumerate(lines_of(path)):
+        if AZURE[0] in line.values:
+            at = line.clock(AZURE[0])
+            begin = at if begin is None else begin
+            prompt, outputs = own_prompt(line, AZURE[1], number), line.integer(AZURE[2])
+            yield line, Arrival(at - begin, prompt, outputs, token_id(OUTPUT, number))
+        else:
+            yield line, (mooncake_request if "input_length" in line.values else plain_request)(line, number)
 
 
-def lines_of(path: str) -> Iterator[tuple[int, str]]:
-    """Lines with something in them, and their numbers."""
+def lines_of(path: str) -> Iterator[Line]:
+    """Those with something in them."""
     try:
         with Path(path).open("rb") as file:
             is_gzip = file.read(2) == b"\x1f\x8b"
         with (gzip.open if is_gzip else open)(path, "rt", encoding="utf-8-sig") as text:
-            yield from ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+            first = text.readline()
+            if first.lstrip().startswith("{"):
+                lines = enumerate(chain([first], text), 1)
+                yield from (json_line(f"{path}:{number}", line) for number, line in lines if line.strip())
+                return
+            reader = csv.DictReader(chain([first], text))
+            if not set(AZURE) <= set(reader.fieldnames or ()):
+                expected = f"expected a trace: {', '.join(AZURE)}, or JSON lines"
+                raise TraceError(f"{path}: {show(first.strip()) if first else 'empty'}, {expected}")
+            yield from (Line(f"{path}:{reader.line_num}", row) for row in reader)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as problem:
         raise TraceError(f"{path}: can't be read: {getattr(problem, 'strerror', None) or problem}") from None
 
 
@@ -251,23 +253,9 @@ def json_line(where: str, text: str) -> Line:
     return Line(where, values)
 
 
-def azure_requests(
-    path: str, header: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[Line, Arrival]]:
-    """The first arrives at 0."""
-    names = next(csv.reader([header[1].strip()]))
-    if not set(AZURE) <= set(names):
-        raise TraceError(f"{path}: {show(header[1].strip())}: expected a trace: {', '.join(AZURE)}, or JSON lines")
-    begin = None
-    for number, (place, text) in enumerate(lines):
-        cells = next(csv.reader([text.strip()]))
-        if len(cells) != len(names):
-            raise TraceError(f"{path}:{place}: {len(cells)} columns: expected {len(names)}")
-        line = Line(f"{path}:{place}", dict(zip(names, cells, strict=True)))
-        at = line.clock(AZURE[0])
-        begin = at if begin is None else begin
-        prompt = ((token_id(PROMPT, number), line.integer(AZURE[1])),)
-        yield line, Arrival(at - begin, prompt, line.integer(AZURE[2]), token_id(OUTPUT, number))
+def own_prompt(line: Line, name: str, number: int) -> Runs:
+    """One that is shared with no other request."""
+    return ((token_id(PROMPT, number), line.integer(name)),)
 
 
 def mooncake_request(line: Line, number: int) -> Arrival:
@@ -275,7 +263,7 @@ def mooncake_request(line: Line, number: int) -> Arrival:
     length = line.integer("input_length")
     blocks: Any = line.values.get("hash_ids")
     if blocks is None:
-        prompt: Runs = ((token_id(PROMPT, number), length),)
+        prompt = own_prompt(line, "input_length", number)
     elif not isinstance(blocks, list) or len(blocks) != -(-length // BLOCK):
         raise line.wrong("hash_ids", f"one for each {BLOCK} of input_length {length}")
     elif not all(type(block) is int and 0 <= block <= MOST_ID for block in blocks):
@@ -293,15 +281,12 @@ def plain_request(line: Line, number: int) -> Arrival:
     if unknown or ("prompt" in values) == ("prompt_tokens" in values):
         shown = show(unknown[0] if unknown else sorted(values))
         raise TraceError(f"{line.where}: {shown}: expected {', '.join(PLAIN)}, one of prompt and prompt_tokens")
-    outputs = line.integer("output_tokens")
     return Arrival(
         line.time("at", NANOSECONDS),
-        plain_runs(line) if "prompt" in values else ((token_id(PROMPT, number), line.integer("prompt_tokens")),),
-        outputs,
+        plain_runs(line) if "prompt" in values else own_prompt(line, "prompt_tokens", number),
+        line.integer("output_tokens"),
         token_id(SHARED, line.integer("output_id", 0, MOST_ID)) if "output_id" in values else token_id(OUTPUT, number),
-        line.integer("max_tokens", outputs) if "max_tokens" in values else None,
         line.integer("priority", -(2**31), 2**31) if "priority" in values else 0,
-        line.time("abort_after", NANOSECONDS) if "abort_after" in values else None,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from lfm2np.checkpoint.files import read_tensors
@@ -44,6 +45,7 @@ class Paper:
     weights: Mapping[str, Any]  # by name in the checkpoint
 
 
+@cache
 def paper() -> Paper:
     """Two requests, and a third that comes in step 2."""
     model, words, weights = hand_model()

@@ -1,49 +1,121 @@
-"""What a learner may choose, and the link that says it: every setting is in the query of a GET.
+"""What a learner may choose: one table, from which the link, the form and what is refused are made.
 
-A link holds all of a run, so the same link is the same run. What a link leaves out has its default.
+Every setting is in the query of a GET, so the same link is the same run. What a link leaves out has its default.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
+from importlib import resources
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.report.markup import counted
 from lfm2np.values import show
 from scheduler import POLICIES
 
-MODELS = ("trained", "paper")
-ON_OFF = ("on", "off")
-MOST_REQUESTS, MOST_CHARACTERS, MOST_TOKENS, MOST_ARRIVAL = 8, 200, 48, 60
-MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_SLOTS, MOST_DRAFTS, MOST_LESSON = 32, 128, 256, 8, 4, 6
-MOST_FIELDS = 64  # of a query; a form has fewer
+NAMES = "abcdefgh"  # of the requests, in order: as many as there may be
+MOST_CHARACTERS = 200  # of a prompt
+MOST_FIELDS = 64  # of a link; a form has fewer
 GUESSES = ("guess-1", "guess-2")  # of a lesson's predictions; no settings, so that they change no run
-NAMES = "abcdefgh"  # of the requests, in order
+ON_OFF = ("on", "off")
 
+WORDS: Mapping[str, Any] = tomllib.loads((resources.files(__package__) / "lessons.toml").read_text(encoding="utf-8"))
 # What each fault does, for someone who has read the first lessons. The catalogue has more.
-TEACHING_FAULTS: Mapping[str, str] = {
-    "convolution-crosses-requests": "The first rows of a prompt are convolved with the last rows of the request before "
-    "it in the step.",
-    "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
-    "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
-    "zeros.",
-    "single-token-step-has-no-state": "A share of one row, as a decode has, is convolved with zeros, as if nothing "
-    "stood before it.",
-    "chunk-ignores-the-past-state": "A share of several rows (a later chunk of a prompt, what is behind a prefix hit, "
-    "a decode with drafts) is convolved as if nothing stood before it.",
-    "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
-    "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state; it shows with "
-    "drafts.",
-    "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer; it "
-    "shows where blocks are few and a request is preempted while it decodes.",
-    "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its own "
-    "sequence.",
-    "full-cache-raises-instead-of-evicting": "When all free blocks hold cached prefixes, none is given up, and the "
-    "engine ends with an error.",
+TEACHING_FAULTS: Mapping[str, str] = WORDS["faults"]
+
+
+class Field(NamedTuple):
+    """A setting: its name in a link, in Settings and in the form; what it may be; its words in the form."""
+
+    name: str
+    may: range | tuple[str, ...]
+    label: str
+    about: str = ""
+
+    def problem(self, text: str) -> str:
+        """What is wrong with a text that was typed; "": nothing."""
+        if isinstance(self.may, tuple):
+            choices = ", ".join(choice or "nothing" for choice in self.may)
+            return "" if text in self.may else f"{show(text)}: expected {choices}."
+        if text.isascii() and text.isdigit() and len(text) < 10 and int(text) in self.may:
+            return ""
+        return f"{show(text)}: expected a whole number, {self.may[0]} to {self.may[-1]}."
+
+    def value(self, text: str) -> str | int:
+        return text if isinstance(self.may, tuple) else int(text)
+
+
+FIELDS = (
+    Field("model", ("trained", "paper"), "Model", "paper: ten words"),
+    # no request here has a priority
+    Field("policy", tuple(name for name in POLICIES if name != "priority"), "Policy", "who goes first"),
+    Field("budget", range(1, 257), "Budget", "most tokens of a step"),
+    Field("chunked", ON_OFF, "Chunks", "on: long prompts in pieces"),
+    Field("slots", range(1, 9), "Slots", "requests that run at once"),
+    Field("blocks", range(1, 129), "Blocks", "of the pool"),
+    Field("block_size", range(1, 33), "Block size", "in tokens"),
+    Field("prefix_cache", ON_OFF, "Prefix cache", "find equal prefixes"),
+    Field("drafts", range(5), "Drafts", "tokens guessed ahead; 0: none"),
+    Field("fault", ("", *TEACHING_FAULTS), "Break it", "a bug that engines had"),
+    Field("lesson", ("", *"123456"), "Lesson"),  # no field of the form
+)
+OF_ROWS = (
+    Field("prompt", (), "Prompt", "prompt"),
+    Field("arrival", range(61), "Step at which it comes", "comes at step"),
+    Field("tokens", range(1, 49), "Most new tokens", "most new tokens"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: its prompt, the step in which it comes, and how many tokens it may get."""
+
+    prompt: str
+    arrival: int = 0
+    tokens: int = 8
+
+
+DEFAULT_REQUESTS = {
+    "trained": (
+        Asked("copy: tivu zo sa mi ->", 0, 8),
+        Asked("add: 34 + 58 ->", 0, 6),
+        Asked("sort: 7 2 9 4 1 ->", 1, 10),
+        Asked("copy: tivu zo sa mi ->", 3, 10),
+        Asked("count: 23 to 27 ->", 4, 14),
+        Asked("recall: f = 7, r = 2; f ->", 6, 6),
+    ),
+    "paper": (
+        Asked("<start> the cat sees", 0, 6),
+        Asked("<start> a red ball", 0, 4),
+        Asked("<start> the dog sees a", 2, 5),
+    ),
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. `chunked` off: the budget is as large as all that a step could ever compute, so no prompt is cut."""
+
+    requests: tuple[Asked, ...] = DEFAULT_REQUESTS["trained"]
+    model: str = "trained"
+    policy: str = "fcfs"
+    budget: int = 12  # max_num_batched_tokens
+    chunked: str = "on"
+    slots: int = 4  # max_num_seqs
+    blocks: int = 8
+    block_size: int = 4
+    prefix_cache: str = "on"
+    drafts: int = 0  # of a request in a step; 0: no speculation
+    fault: str = ""  # "": none
+    lesson: str = ""
+
+
+DEFAULT = Settings()
 
 
 class Problems(Lfm2npError):
@@ -56,198 +128,86 @@ class Problems(Lfm2npError):
         self.fields = dict(fields)
 
 
-@dataclass(frozen=True)
-class Asked:
-    prompt: str
-    arrival: int = 0
-    max_tokens: int = 8
-
-
-TRAINED_REQUESTS = (
-    Asked("copy: tivu zo sa mi ->", 0, 8),
-    Asked("add: 34 + 58 ->", 0, 6),
-    Asked("sort: 7 2 9 4 1 ->", 1, 10),
-    Asked("copy: tivu zo sa mi ->", 3, 10),
-    Asked("count: 23 to 27 ->", 4, 14),
-    Asked("recall: f = 7, r = 2; f ->", 6, 6),
-)
-PAPER_REQUESTS = (
-    Asked("<start> the cat sees", 0, 6),
-    Asked("<start> a red ball", 0, 4),
-    Asked("<start> the dog sees a", 2, 5),
-)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """One run. `chunked` off: the budget is as large as all that a step could ever compute, so no prompt is cut."""
-
-    model: str = "trained"
-    requests: tuple[Asked, ...] = TRAINED_REQUESTS
-    policy: str = "fcfs"
-    block_size: int = 4
-    num_blocks: int = 8
-    budget: int = 12  # max_num_batched_tokens
-    slots: int = 4  # max_num_seqs
-    chunked: bool = True
-    prefix_caching: bool = True
-    drafts: int = 0  # of a request in a step; 0: no speculation
-    fault: str = ""  # "": none
-    lesson: int = 0  # 0: none
-
-
-DEFAULT = Settings()
-NUMBERS = {  # name in a link -> name here, least and most
-    "block-size": ("block_size", 1, MOST_BLOCK_SIZE),
-    "blocks": ("num_blocks", 1, MOST_BLOCKS),
-    "budget": ("budget", 1, MOST_BUDGET),
-    "slots": ("slots", 1, MOST_SLOTS),
-    "drafts": ("drafts", 0, MOST_DRAFTS),
-    "lesson": ("lesson", 0, MOST_LESSON),
-}
-CHOICES = {  # name in a link -> name here, and what it may be
-    "model": ("model", MODELS),
-    "policy": ("policy", tuple(name for name in POLICIES if name != "priority")),  # no request here has one
-    "fault": ("fault", ("", *TEACHING_FAULTS)),
-    "chunked": ("chunked", ON_OFF),
-    "prefix-cache": ("prefix_caching", ON_OFF),
-}
-ROW_NUMBERS = {"arrival": ("arrival", 0, MOST_ARRIVAL), "tokens": ("max_tokens", 1, MOST_TOKENS)}
-OWN = {name: number[0] for name, number in NUMBERS.items()} | {name: choice[0] for name, choice in CHOICES.items()}
-SINGLE, ROWS = tuple(OWN), ("prompt", *ROW_NUMBERS)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A request as it was typed; None is what the link does not say."""
-
-    prompt: str
-    arrival: str | None
-    tokens: str | None
+# --- a link
 
 
 @dataclass(frozen=True)
 class Typed:
-    """A link as it was typed, right or wrong: the rows that have a prompt, and the last value of each other name."""
+    """A link as it was typed, right or wrong.
 
-    rows: tuple[Row, ...]
-    values: Mapping[str, str]  # of settings
-    guesses: Mapping[str, str]
-    checked: str  # the guess that is the link's last field: its form was sent; "": none
+    rows      prompt, arrival and tokens of each request
+    values    settings and guesses, by name
+    has_rows  whether the link has any; else they are the model's defaults
+    checked   the guess to be looked at, which is the link's last field; "": none
+    problem   what is wrong with the link as a whole; "": nothing
+    """
 
+    rows: Sequence[tuple[str, ...]]
+    values: Mapping[str, str]
+    has_rows: bool = False
+    checked: str = ""
+    problem: str = ""
 
-def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]:
-    """The run, with a default for each value that is wrong, and what is wrong by field."""
-    if len(query) > MOST_FIELDS:
-        return DEFAULT, {"": f"The link has {len(query)} fields, expected at most {MOST_FIELDS}."}
-    problems: dict[str, str] = {}
-    form = form_problems(query)
-    if form:
-        problems[""] = " ".join(form)
-    typed = typed_of(query)
-    problems |= repeated(query, SINGLE)
-    values: dict[str, object] = {}
-    for name, text in typed.values.items():
-        field, value, wrong = value_of(name, text)
-        if wrong:
-            problems.setdefault(name, wrong)
-        else:
-            values[field] = value
-    model = str(values.get("model", DEFAULT.model))
-    values["requests"] = requests_of(query, typed, model, problems)
-    return Settings(**values), problems  # type: ignore[arg-type]
+    @property
+    def guesses(self) -> dict[str, str]:
+        """A field that was left empty is no guess."""
+        return {name: text for name, text in self.values.items() if name in GUESSES and text.strip()}
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The settings, for a form that sends them again beside a guess."""
+        rows = [(field.name, text) for row in self.rows for field, text in zip(OF_ROWS, row, strict=True)]
+        return rows + [(name, text) for name, text in self.values.items() if name not in GUESSES]
 
 
-def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
-    """What is wrong and of no field: names that are not known, and rows that do not fit together."""
-    problems = []
-    unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS, *GUESSES})
-    if unknown:
-        names = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
-        problems.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
-    problems += repeated(query, GUESSES).values()
-    counts = Counter(key for key, _ in query)
-    for name in ROW_NUMBERS:
-        if counts[name] not in (0, counts["prompt"]):
-            problems.append(f"{name}: {counted(counts[name], 'value')} for {counted(counts['prompt'], 'prompt')}.")
-    filled = sum(key == "prompt" and bool(text.strip()) for key, text in query)
-    if filled > MOST_REQUESTS:
-        problems.append(f"{filled} requests, expected at most {MOST_REQUESTS}.")
-    return problems
-
-
-def repeated(query: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[str, str]:
-    """By name what is wrong with one that stands there more than once."""
-    counts = Counter(key for key, _ in query)
-    return {name: f"{name} stands more than once in the link." for name in names if counts[name] > 1}
-
-
-def typed_of(query: Sequence[tuple[str, str]]) -> Typed:
+def read_link(link: str) -> Typed:
     """Rows without a prompt are left out; the first of all stays where none has one."""
-    columns = {name: [text for key, text in query if key == name] for name in ROWS}
-
-    def at(name: str, index: int) -> str | None:
-        return columns[name][index] if index < len(columns[name]) else None
-
-    rows = [Row(prompt, at("arrival", i), at("tokens", i)) for i, prompt in enumerate(columns["prompt"])]
-    kept = [row for row in rows if row.prompt.strip()] or rows[:1]
-    values, guesses = ({key: text for key, text in query if key in names} for names in (SINGLE, GUESSES))
-    checked = query[-1][0] if query and query[-1][0] in GUESSES else ""
-    return Typed(tuple(kept[:MOST_REQUESTS]), values, guesses, checked)
-
-
-def pairs_of(typed: Typed) -> list[tuple[str, str]]:
-    """The settings of a link as they were typed, for a form that sends them again beside a guess."""
-    pairs = [("prompt", row.prompt) for row in typed.rows]
-    pairs += [(name, text) for name in ROW_NUMBERS for row in typed.rows if (text := getattr(row, name)) is not None]
-    return pairs + list(typed.values.items())
-
-
-def requests_of(
-    query: Sequence[tuple[str, str]], typed: Typed, model: str, problems: dict[str, str]
-) -> tuple[Asked, ...]:
-    if not any(key == "prompt" for key, _ in query):
-        return default_requests(model)
-    rows = []
-    for index, row in enumerate(typed.rows):
-        wrong = prompt_problem(row.prompt)
-        if wrong:
-            problems[f"prompt-{index}"] = wrong
-        values: dict[str, int] = {}
-        for name, (field, least, most) in ROW_NUMBERS.items():
-            text = getattr(row, name)
-            if text is not None and (wrong := number_problem(text, least, most)):
-                problems[f"{name}-{index}"] = wrong
-            elif text is not None:
-                values[field] = int(text)
-        rows.append(Asked(row.prompt, **values))
-    return tuple(rows)
+    single = [*(field.name for field in FIELDS), *GUESSES]
+    known = [*(field.name for field in OF_ROWS), *single]
+    try:
+        pairs = parse_qsl(link, keep_blank_values=True, max_num_fields=MOST_FIELDS)  # bytes that are no UTF-8: U+FFFD
+    except ValueError:
+        return Typed(rows_of(DEFAULT.requests), {}, problem=f"The link has more than {MOST_FIELDS} fields.")
+    values = {name: text for name, text in pairs if name in single}
+    prompts, *columns = ([text for name, text in pairs if name == field.name] for field in OF_ROWS)
+    count, default = len(prompts), rows_of([Asked("")])[0][1:]
+    wrong = [
+        f"{show(name)}: no name of a setting, expected {', '.join(known)}." for name, _ in pairs if name not in known
+    ]
+    counts = Counter(name for name, _ in pairs)
+    wrong += [f"{name} stands more than once in the link." for name in values if counts[name] > 1]
+    wrong += [
+        f"{field.name}: {counted(len(column), 'value')} for {counted(count, 'prompt')}."
+        for field, column in zip(OF_ROWS[1:], columns, strict=True)
+        if len(column) not in (0, count)
+    ]
+    columns = [[*column, *[text] * count][:count] for column, text in zip(columns, default, strict=True)]
+    rows = list(zip(prompts, *columns, strict=True))
+    rows = [row for row in rows if row[0].strip()] or rows[:1]
+    if not rows:
+        rows = rows_of(DEFAULT_REQUESTS.get(values.get("model", ""), DEFAULT.requests))
+    if len(rows) > len(NAMES):
+        wrong.append(f"{len(rows)} requests, expected at most {len(NAMES)}.")
+    checked = pairs[-1][0] if pairs and pairs[-1][0] in GUESSES else ""
+    return Typed(rows[: len(NAMES)], values, count > 0, checked, " ".join(wrong[:3]))
 
 
-def default_requests(model: str) -> tuple[Asked, ...]:
-    return PAPER_REQUESTS if model == "paper" else TRAINED_REQUESTS
+def rows_of(requests: Sequence[Asked]) -> list[tuple[str, ...]]:
+    return [(asked.prompt, str(asked.arrival), str(asked.tokens)) for asked in requests]
 
 
-def value_of(name: str, text: str) -> tuple[str, object, str]:
-    """The setting's name here, its value, and what is wrong with it ("": nothing)."""
-    if name in NUMBERS:
-        field, least, most = NUMBERS[name]
-        wrong = number_problem(text, least, most)
-        return field, None if wrong else int(text), wrong
-    field, known = CHOICES[name]
-    return field, text == "on" if known is ON_OFF else text, choice_problem(text, known)
-
-
-def number_problem(text: str, least: int, most: int) -> str:
-    if text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most:
-        return ""
-    return f"{show(text)}: expected a whole number, {least} to {most}."
-
-
-def choice_problem(text: str, known: Sequence[str]) -> str:
-    if text in known:
-        return ""
-    return f"{show(text)}: expected {', '.join(choice or 'nothing' for choice in known)}."
+def settings_of(typed: Typed) -> Settings:
+    """Problems with all that is wrong of the link, as far as that does not need a model."""
+    given = [field for field in FIELDS if field.name in typed.values]
+    problems = {"": typed.problem, **{field.name: field.problem(typed.values[field.name]) for field in given}}
+    for index, (prompt, *numbers) in enumerate(typed.rows):
+        problems[f"prompt-{index}"] = prompt_problem(prompt)
+        for field, text in zip(OF_ROWS[1:], numbers, strict=True):
+            problems[f"{field.name}-{index}"] = field.problem(text)
+    found = {name: text for name, text in problems.items() if text}
+    if found:
+        raise Problems(found)
+    requests = tuple(Asked(prompt, int(arrival), int(tokens)) for prompt, arrival, tokens in typed.rows)
+    return Settings(requests, **{field.name: field.value(typed.values[field.name]) for field in given})  # type: ignore[arg-type]
 
 
 def prompt_problem(text: str) -> str:
@@ -257,28 +217,14 @@ def prompt_problem(text: str) -> str:
         return f"The prompt has {len(text)} characters, expected at most {MOST_CHARACTERS}."
     if "\ufffd" in text:
         return "The prompt has bytes that are no UTF-8, expected text."
-    for place, character in enumerate(text, start=1):
-        if not character.isprintable():
-            return (
-                f"Character {place} of the prompt is U+{ord(character):04X}, expected one that can be seen, or a blank."
-            )
+    hidden = [(place, each) for place, each in enumerate(text, start=1) if not each.isprintable()]
+    if hidden:
+        place, each = hidden[0]
+        return f"Character {place} of the prompt is U+{ord(each):04X}, expected one that can be seen, or a blank."
     return ""
 
 
-def query_of(settings: Settings) -> str:
-    """The link of a run, with every setting, so that it means the same run whatever the defaults will be."""
-    pairs: list[tuple[str, object]] = []
-    for asked in settings.requests:
-        pairs += [("prompt", asked.prompt), ("arrival", asked.arrival), ("tokens", asked.max_tokens)]
-    pairs += [(name, setting_text(getattr(settings, OWN[name]))) for name in (*CHOICES, *NUMBERS)]
-    return urlencode(pairs)
-
-
-def query_name(field: str) -> str:
-    return next(name for name, known in OWN.items() if known == field)
-
-
-def setting_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
+def link_of(settings: Settings) -> str:
+    """With every setting, so that it means the same run whatever the defaults will be."""
+    values = {field.name: str(getattr(settings, field.name)) for field in FIELDS}
+    return urlencode(Typed(rows_of(settings.requests), values).pairs())

@@ -447,7 +447,7 @@ WRITTEN = {  # a command with what it needs, and its option for a file
     *product(["check x:y"], ["--html", "--junit", "--save"]),
     *product(["vet x.jsonl --candidate a=b"], ["--html", "--save"]),
     ("vectors verify", "--save"),
-    *product(["simulate"], ["--svg", "--out", "--html", "--trace"]),
+    *product(["simulate"], ["--svg", "--out", "--html"]),
     *(("compare a b", "--html"), ("rollouts a", "--html"), ("score --merge a", "-o"), ("draw --demo", "-o")),
     *(("record lfm2np: --prompt-ids 1", "-o"), ("generate --prompt a", "--trace"), ("serve", "--trace")),
     *(

@@ -34,14 +34,6 @@ def test_a_drawn_trace_is_simulated_and_the_same_again(capsys: pytest.CaptureFix
     assert figures(capsys, *SMALL)["requests"]["finished"] == 60
 
 
-def test_simulated_steps_replay_and_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trace, html = tmp_path / "trace.jsonl", tmp_path / "page.html"
-    ran(capsys, "poisson:prompt=50,output=9,requests=3", "--rate", "5", "--trace", str(trace), "--html", str(html))
-    assert html.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert main(["draw", str(trace), "--replay"]) == 0
-    assert main(["draw", str(trace), "-o", str(tmp_path / "drawing.html")]) == 0
-
-
 def test_worker_processes_give_the_same_sweep_and_its_curve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     first = ran(capsys, *MANY, "--svg", str(picture))
@@ -86,7 +78,7 @@ def test_a_trace_of_generate_is_a_file_of_measured_steps(capsys: pytest.CaptureF
         ((*SMALL, "--cost", "H100:GPT-5"), "GPU:MODEL"),
         ((*SMALL, "--target", "ttft_p99=1"), "--target"),
         ((*SMALL, "--out", "x"), "--out"),
-        ((*MANY, "--trace", "x"), "--trace"),
+        ((*MANY, "--out", "x"), "--out"),
         ((*SMALL, "--sweep", "policy=fcfs,static", "--svg", "x"), "--sweep rate="),
         ((*MANY, "--capacity", "ttft_p99=1"), "--capacity finds the rate"),
         ((*SMALL, "--capacity", "ttft=1"), "ttft_p99=2"),

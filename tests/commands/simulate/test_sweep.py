@@ -11,7 +11,7 @@ import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
 from lfm2np.commands.simulate.curve import ticks_around
-from lfm2np.commands.simulate.result import Scenario
+from lfm2np.commands.simulate.result import Scenario, simulate
 from lfm2np.commands.simulate.sweep import (
     Target,
     best_runs,
@@ -20,7 +20,6 @@ from lfm2np.commands.simulate.sweep import (
     curve,
     read_settings,
     read_target,
-    run,
     scenarios,
     summary,
     sweep_report,
@@ -40,7 +39,7 @@ def scenario(rate: float = 5.0, requests: int = 40) -> Scenario:
 
 def swept(*settings: str, target: Target | None = None, base: Scenario | None = None) -> dict[str, Any]:
     chosen = scenarios(base or scenario(), read_settings(settings))
-    return summary(base or scenario(), [each for each, _ in chosen], [run(each) for _, each in chosen], target)
+    return summary(base or scenario(), [each for each, _ in chosen], [simulate(each) for _, each in chosen], target)
 
 
 def test_settings_are_lists_and_ranges() -> None:
@@ -180,7 +179,7 @@ def test_a_capacity_is_said_in_one_line_a_configuration_the_highest_first() -> N
     rates = [each["rate"] for each in report.figures["capacities"]]
     assert rates == sorted(rates, reverse=True)
     best = scenarios(base, {"policy": ["fcfs"], "max_num_seqs": [16]})[0][1]
-    assert not target.is_met(run(best.with_setting("rate", 1.02 * rates[0])))
+    assert not target.is_met(simulate(best.with_setting("rate", 1.02 * rates[0])))
 
 
 def test_a_trace_of_its_own_rate_is_swept_as_it_is(tmp_path: Path) -> None:

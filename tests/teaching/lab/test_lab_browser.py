@@ -1,21 +1,18 @@
-"""The laboratory as learners use it: pytest -m browser tests/teaching/lab; the extras `browser` and `serve`."""
+"""The laboratory as learners use it: pytest -m browser tests/teaching/lab; the extra `browser`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-from links import read_settings
 from page_checks import CONTRAST, each_view
 
-from lfm2np.commands.lab_app import make_app
-from lfm2np.commands.serve.server import serving_beside
 from lfm2np.teaching.lab.lessons import LESSONS
-from lfm2np.teaching.lab.settings import CHOICES, TEACHING_FAULTS, query_of
-from lfm2np.teaching.lab.worker import Worker
+from lfm2np.teaching.lab.server import serving
+from lfm2np.teaching.lab.settings import FIELDS, TEACHING_FAULTS, link_of, read_link, settings_of
 
 pytestmark = pytest.mark.browser
 
@@ -25,8 +22,8 @@ HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=\"docu
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with Worker() as worker, serving_beside(make_app(worker)) as port:
-        yield f"http://127.0.0.1:{port}/"
+    with serving() as url:
+        yield url
 
 
 def open_form(page: Any) -> None:
@@ -79,7 +76,7 @@ class Laboratory:
 
     @property
     def settings(self) -> Any:
-        return read_settings(parse_qsl(urlsplit(self.page.url).query, keep_blank_values=True))
+        return settings_of(read_link(urlsplit(self.page.url).query))
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +104,22 @@ def test_every_control_changes_the_run(lab: Laboratory) -> None:
         "arrival-1": "2",
         "tokens-2": "3",
         "policy": "static",
-        "block-size": "8",
+        "block_size": "8",
         "blocks": "20",
         "budget": "9",
         "slots": "2",
         "chunked": "off",
-        "prefix-cache": "off",
+        "prefix_cache": "off",
         "drafts": "1",
         "fault": "positions-are-rows-of-the-batch",
     }
     lab.run(changes)
     settings = lab.settings
     requests = settings.requests
-    assert (requests[0].prompt, requests[1].arrival, requests[2].max_tokens) == ("copy: red ->", 2, 3)
-    assert (settings.policy, settings.block_size, settings.num_blocks) == ("static", 8, 20)
+    assert (requests[0].prompt, requests[1].arrival, requests[2].tokens) == ("copy: red ->", 2, 3)
+    assert (settings.policy, settings.block_size, settings.blocks) == ("static", 8, 20)
     assert (settings.budget, settings.slots) == (9, 2)
-    assert (settings.chunked, settings.prefix_caching, settings.drafts) == (False, False, 1)
+    assert (settings.chunked, settings.prefix_cache, settings.drafts) == ("off", "off", 1)
     assert settings.fault == "positions-are-rows-of-the-batch"
     lab.open_form()
     for name, text in changes.items():
@@ -151,7 +148,7 @@ def test_a_request_can_be_added(lab: Laboratory) -> None:
 def test_each_policy_gives_the_same_answers(lab: Laboratory) -> None:
     answers = ".asked:not([hidden]) td:nth-of-type(4)"
     before = lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)")
-    for policy in CHOICES["policy"][1]:
+    for policy in map(str, next(field.may for field in FIELDS if field.name == "policy")):
         lab.run({"policy": policy, "blocks": "60"})
         assert lab.settings.policy == policy
         assert lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)") == before
@@ -178,7 +175,7 @@ def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
     lab.page.fill("#blocks", "12")
     with lab.page.expect_navigation():
         lab.page.click(".run")
-    assert lab.settings.num_blocks == 12
+    assert lab.settings.blocks == 12
     assert lab.page.is_visible("#pool")
     assert lab.page.is_visible("#schedule")
     lab.context.close()
@@ -208,7 +205,7 @@ def test_what_cannot_be_run_is_said_where_it_was_entered(lab: Laboratory, fields
     assert lab.page.is_visible("#batching"), "the run before stays"
     if "blocks" in fields:  # what is mended runs
         lab.run({"blocks": "40"})
-        assert lab.settings.num_blocks == 40
+        assert lab.settings.blocks == 40
         assert not lab.page.query_selector_all(".problem")
 
 
@@ -257,15 +254,15 @@ def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) 
     leaving.context.close()
     first.run({"blocks": "21"})
     second.run({"blocks": "22"})
-    assert (first.settings.num_blocks, second.settings.num_blocks) == (21, 22)
+    assert (first.settings.blocks, second.settings.blocks) == (21, 22)
     for lab in (first, second):
         assert lab.complaints == lab.elsewhere == []
         lab.context.close()
 
 
 def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
-    with Worker() as worker, serving_beside(make_app(worker)) as port:
-        lab = Laboratory(browser, f"http://127.0.0.1:{port}/")
+    with serving() as url:
+        lab = Laboratory(browser, url)
     lab.page.click(".run")
     lab.page.wait_for_selector("#problem-form")
     assert "does lfm2np lab still run?" in lab.page.inner_text("#problem-form")
@@ -285,9 +282,9 @@ ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, r
 }
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize("number", [*map(int, LESSONS)])
 def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
-    lesson = LESSONS[number]
+    lesson = LESSONS[str(number)]
     wrong, seen, right, explanation = ANSWERS[number]
     with lab.page.expect_navigation():
         lab.page.click(f".lessons li:nth-child({number + 1}) a")
@@ -297,11 +294,11 @@ def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
     lab.run(wrong)
     verdict = lab.page.inner_text("#verdict")
     assert verdict.startswith("Not yet. ") and seen in verdict
-    lab.page.goto(f"{lab.address}?{query_of(lesson.start)}")
+    lab.page.goto(f"{lab.address}?{link_of(lesson.start)}")
     lab.run(right)
     verdict = lab.page.inner_text("#verdict")
     assert verdict.startswith("Right. ") and explanation in verdict
-    assert lab.settings.lesson == number
+    assert lab.settings.lesson == str(number)
 
 
 @pytest.mark.parametrize("has_script", [True, False])
@@ -327,7 +324,7 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
         lab.run({"blocks": "13"})
         assert lab.page.inner_text("#verdict").startswith("Not yet. With 13 blocks")
         assert lab.page.inner_text("#verdict-guess-1").startswith("Right. 9 tokens of the prompt")
-        assert lab.settings.num_blocks == 13
+        assert lab.settings.blocks == 13
     with lab.page.expect_navigation():
         lab.page.click("text=See the run that exercise 1 is about")
     assert len(lab.settings.requests) == 1
@@ -340,7 +337,7 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
 
 
 def test_text_has_contrast_in_the_form_too(lab: Laboratory) -> None:
-    lab.page.goto(f"{lab.address}?{query_of(LESSONS[3].start)}&guess-1=b+c&guess-2=x")
+    lab.page.goto(f"{lab.address}?{link_of(LESSONS['3'].start)}&guess-1=b+c&guess-2=x")
     lab.run({"fault": ""})
     lab.open_form()
     for fields in ({}, {"slots": "0"}):
@@ -353,7 +350,7 @@ def test_text_has_contrast_in_the_form_too(lab: Laboratory) -> None:
 
 def test_nothing_is_wider_than_the_page(browser: Any, address: str) -> None:
     lab = Laboratory(browser, address)
-    for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}&guess-1=13&guess-2=x"):
+    for query in (f"?{link_of(LESSONS['1'].start)}", f"?{link_of(LESSONS['2'].start)}&guess-1=13&guess-2=x"):
         lab.page.goto(address + query)
         lab.open_form()
         for width in (1920, 1280, 768, 360):  # the views at each width: tests/teaching/drawings/test_browser.py
@@ -380,4 +377,4 @@ def test_every_control_has_a_name_and_is_reached_by_keys(lab: Laboratory) -> Non
     lab.page.keyboard.type("30")
     with lab.page.expect_navigation():
         lab.page.keyboard.press("Enter")
-    assert lab.settings.num_blocks == 30
+    assert lab.settings.blocks == 30

@@ -1,4 +1,4 @@
-"""The stand-in for the package `tokenizers`: the same ids and texts on the fixtures, other rules are refused."""
+"""The stand-in for the package `tokenizers`: the same ids and texts on the fixtures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import sys
-from pathlib import Path
 from unittest.mock import patch
 
 import corpus
@@ -19,10 +18,9 @@ from vocabularies import ODD
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.checkpoint.text.tokenizer import LARGE_TEXT, Tokenizer, load_tokenizer
-from lfm2np.errors import TokenizerError
 from lfm2np.teaching.lab.static import plain_tokenizers
 from lfm2np.teaching.lab.static.browser import FIXTURES
-from lfm2np.teaching.lab.static.plain_tokenizers import KINDS, SPLIT, kind
+from lfm2np.teaching.lab.static.plain_tokenizers import KINDS, kind
 
 GOLDENS = FIXTURES["trained"]().parent / "goldens"
 # What the fixtures' texts have, special tokens among it, and what the pattern tells apart.
@@ -40,13 +38,20 @@ def both(fixture: str) -> tuple[Tokenizer, Tokenizer]:
         return package, load_tokenizer(directory, read_config(directory))
 
 
+@functools.cache
+def split_of(fixture: str) -> str:
+    raw = json.loads((FIXTURES[fixture]() / "tokenizer.json").read_text(encoding="utf-8"))
+    pattern: str = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    return pattern
+
+
 def require_same(fixture: str, text: str) -> None:
     package, plain = both(fixture)
     ids = package.encode(text)
     assert plain.encode(text) == ids
     assert plain.encode_more(text) == package.encode_more(text)
     assert plain.decode(ids) == package.decode(ids)
-    pieces = [piece for piece, _ in pre_tokenizers.Split(Regex(SPLIT), "isolated").pre_tokenize_str(text)]
+    pieces = [piece for piece, _ in pre_tokenizers.Split(Regex(split_of(fixture)), "isolated").pre_tokenize_str(text)]
     assert pieces == [text[slice(*match.span())] for match in KINDS.finditer("".join(map(kind, text)))]
 
 
@@ -72,23 +77,3 @@ def test_each_entry_and_the_texts_of_the_fixture_are_the_same(fixture: str) -> N
         texts += ["".join(form(each)) for each in itertools.islice(corpus.examples(seed, held_out=seed == 2), 80)]
     for text in texts:
         require_same(fixture, text)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "fragment"),
-    [
-        (r"|\\s+", r"|\\s+|x", "pre_tokenizer: {"),
-        ('"normalizer": null', '"normalizer": {"type": "NFC"}', "normalizer: {'type': 'NFC'}, expected None"),
-        ('"ignore_merges": false', '"ignore_merges": true', "ignore_merges: True, expected False"),
-        ('"lstrip": false', '"lstrip": true', "lstrip: True, expected False"),
-    ],
-)
-def test_a_file_with_other_rules_is_refused(old: str, new: str, fragment: str, tmp_path: Path) -> None:
-    directory = FIXTURES["trained"]()
-    text = (directory / "tokenizer.json").read_text(encoding="utf-8")
-    assert old in text
-    (tmp_path / "tokenizer.json").write_text(text.replace(old, new, 1), encoding="utf-8")
-    with patch.dict(sys.modules, tokenizers=plain_tokenizers), pytest.raises(TokenizerError) as caught:
-        load_tokenizer(tmp_path, read_config(directory))
-    assert str(caught.value).startswith(f"{tmp_path / 'tokenizer.json'}: the tokenizer failed: {fragment}")
-    assert "\n" not in str(caught.value)

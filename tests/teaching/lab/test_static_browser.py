@@ -12,19 +12,18 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from lessons import SETTINGS, judged_guesses
-from links import read_settings
 from page_checks import CONTRAST
 from static_site import served
 from test_lab_browser import ANSWERS, Fill, fill, open_form
 
-from lfm2np.teaching.lab.lab_page import again_with, reply
+from lfm2np.teaching.lab import lessons
 from lfm2np.teaching.lab.lessons import LESSONS
-from lfm2np.teaching.lab.models import Models
-from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, query_of
+from lfm2np.teaching.lab.page import compute
+from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, link_of, read_link, settings_of
 from lfm2np.teaching.lab.static.browser import HOST, PAGE
 from lfm2np.teaching.lab.static.build import write_static
 
@@ -97,7 +96,7 @@ class Visit:
 
     @property
     def settings(self) -> Any:
-        return read_settings(parse_qsl(urlsplit(self.page.url).query, keep_blank_values=True))
+        return settings_of(read_link(urlsplit(self.page.url).query))
 
     def close(self) -> None:
         assert self.complaints == []
@@ -203,7 +202,7 @@ def test_a_second_tab_computes_by_itself(visit: Visit) -> None:
     second.run({"blocks": "21"})
     visit.follow(".lessons a")
     visit.run({"blocks": "22"})
-    assert (second.settings.num_blocks, visit.settings.num_blocks) == (21, 22)
+    assert (second.settings.blocks, visit.settings.blocks) == (21, 22)
     assert second.complaints == second.elsewhere == []
     second.page.close()
 
@@ -231,7 +230,7 @@ def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
     visit.page.click(".run", no_wait_after=True)
     visit.page.go_back()
     visit.until(lambda: "Broken" in visit.page.inner_text("#result") and "Ready" in visit.state)
-    assert visit.settings.lesson == 3
+    assert visit.settings.lesson == "3"
     visit.page.click("#host-prove")
     visit.page.wait_for_selector("#host-proof dd.wrong")
     assert "the logits are not those that it has alone" in visit.page.inner_text("#host-proof dd.wrong")
@@ -306,7 +305,7 @@ def test_a_link_a_proof_and_a_run_that_are_stopped(browser: Any, address: str) -
 
 @pytest.mark.parametrize("number", [1, 4])  # of either model; what the engine says of the others, see below
 def test_a_lesson_is_failed_and_solved(visit: Visit, number: int) -> None:
-    lesson = LESSONS[number]
+    lesson = LESSONS[str(number)]
     wrong, seen, right, praised = ANSWERS[number]
     visit.follow(f".lessons li:nth-child({number + 1}) a")
     assert visit.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
@@ -324,9 +323,9 @@ def test_a_lesson_is_failed_and_solved(visit: Visit, number: int) -> None:
     assert visit.page.evaluate("document.activeElement.id") == "slots"
 
 
-def test_predictions_are_failed_and_right(visit: Visit, models: Models) -> None:
+def test_predictions_are_failed_and_right(visit: Visit) -> None:
     """With the sentences that the engine gives here: a number, then letters."""
-    again, lesson = cache(again_with(models)), LESSONS[5]
+    again, lesson = cache(lessons.again), LESSONS["5"]
     visit.follow(".lessons li:nth-child(6) a")
     for place, name in enumerate(GUESSES):
         (right, why), (wrong, why_not), *_ = judged_guesses(lesson, place, again(lesson.start), again)
@@ -337,25 +336,25 @@ def test_predictions_are_failed_and_right(visit: Visit, models: Models) -> None:
             assert visit.page.evaluate("document.activeElement.id") == name
 
 
-def solved(number: int, models: Models) -> str:
+def solved(number: str) -> str:
     """A link to a lesson with a right answer to each of its exercises."""
-    again, lesson = cache(again_with(models)), LESSONS[number]
+    again, lesson = cache(lessons.again), LESSONS[number]
     guesses = [judged_guesses(lesson, place, again(lesson.start), again)[0][0] for place in range(len(GUESSES))]
     settings = replace(lesson.start, **SETTINGS[number][0])
-    return f"{query_of(settings)}&{urlencode(dict(zip(GUESSES, guesses, strict=True)))}"
+    return f"{link_of(settings)}&{urlencode(dict(zip(GUESSES, guesses, strict=True)))}"
 
 
-def test_a_page_here_is_the_page_of_the_server(visit: Visit, models: Models) -> None:
+def test_a_page_here_is_the_page_of_the_server(visit: Visit) -> None:
     """Each fault, the run beside it and each lesson: the same numbers, digit by digit, drawn by another machine."""
     (worker,) = visit.page.workers
     queries = [
         *(f"fault={name}&drafts=2" for name in TEACHING_FAULTS),
-        *(solved(number, models) for number in LESSONS),
+        *(solved(number) for number in LESSONS),
         "slots=x",
     ]
     for query in queries:
         here = json.loads(worker.evaluate("query => browser.page(query)", query))
-        assert (here["status"], here["text"]) == reply(query, models, HOST), query
+        assert (here["status"], here["text"]) == compute(query, HOST), query
 
 
 def test_a_longer_run_is_drawn_beside_it(visit: Visit) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from lfm2np.arithmetic import Numerics
@@ -62,18 +63,26 @@ def texts(model: Model, words: Sequence[str], ids: Sequence[int]) -> Mapping[int
     return by_id
 
 
+def played(
+    engine: Engine, coming: Sequence[Coming], step: Callable[[], list[RequestOutput]]
+) -> Iterator[list[RequestOutput]]:
+    """Until all requests have come and ended: what comes out of each step."""
+    left, number = list(coming), 0
+    while left or engine.has_unfinished:
+        for request in [request for request in left if request.arrival <= number]:
+            left.remove(request)
+            engine.add_request(request.request_id, request.prompt, request.params)
+        yield step()
+        number += 1
+
+
 def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), **options: Any) -> list[str]:
     """The lines of a trace with detail, of these requests on a fresh engine."""
     file = io.StringIO()
     detailed = DetailedTrace(model, words)
     engine = Engine(detailed.model, trace=file, **options)
-    left, step = list(coming), 0
-    while left or engine.has_unfinished:
-        for request in [request for request in left if request.arrival <= step]:
-            left.remove(request)
-            engine.add_request(request.request_id, request.prompt, request.params)
-        detailed.step(engine)
-        step += 1
+    for _ in played(engine, coming, partial(detailed.step, engine)):
+        pass
     if engine.trace is not None:
         engine.trace.end()
     return file.getvalue().splitlines()

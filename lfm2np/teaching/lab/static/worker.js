@@ -52,7 +52,7 @@ async function load() {
   site = python.runPython("import site; site.getsitepackages()[0]");
   for (const name of plan.early) python.unpackArchive(files[name], "zip", { extractDir: site });
   browser = python.pyimport("lfm2np.teaching.lab.static.browser");
-  browser.models();
+  browser.load_models();
   contents.clear();
   say({ kind: "ready", versions: { ...JSON.parse(browser.versions()), Pyodide: python.version, files: `compared by ${self.crypto.subtle ? "SHA-256" : "length only, without HTTPS"}` }, digests: plan.digests });
   late = Promise.all(plan.files.filter((file) => file.late).map(async (file) => python.unpackArchive(await download(file, () => {}), "zip", { extractDir: site })));
