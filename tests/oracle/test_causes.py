@@ -122,7 +122,7 @@ SINGLE: dict[str, tuple[Callable[[Position], bool], str, str]] = {
     "last": (  # as where a chunk's last row is given another's number
         lambda at: at.row % 8 == 7,
         "at the last position of each 8",
-        "except at the last position of each 8",
+        "elsewhere than at the last position of each 8",
     ),
     "vocabulary": (
         lambda at: max(at.request.prompt_token_ids[: at.row + 1]) >= 2048,

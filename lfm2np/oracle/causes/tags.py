@@ -171,12 +171,12 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
     "last of a block": number(
         lambda position, _: period(position.row + 1),
         PERIODS,
-        *("at the last position of each {}", BORDER, "except at the last position of each {}", NO_BORDER),
+        *("at the last position of each {}", BORDER, "elsewhere than at the last position of each {}", NO_BORDER),
     ),
     "first of a block": number(
         lambda position, _: period(position.row),
         PERIODS,
-        *("at the first position of each {}", BORDER, "except at the first position of each {}", NO_BORDER),
+        *("at the first position of each {}", BORDER, "elsewhere than at the first position of each {}", NO_BORDER),
     ),
     "order": number(
         lambda position, _: int(position.request.tags.get("order", 0)),
