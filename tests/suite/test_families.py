@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from internal_properties import second_implementation
 
 from lfm2np.errors import NumericsError
 from lfm2np.suite import adapters
@@ -91,17 +90,6 @@ def test_the_last_token_overflows_in_a_mixture_too(first: int):
     model.logits([3, 4, 5])
     with pytest.raises(NumericsError):
         model.logits([3, 4, 23])
-
-
-def test_rows_from_a_near_choice_on_are_not_compared_with_float64(monkeypatch: pytest.MonkeyPatch):
-    """Where rounding may send a token to another expert, float64 is no judge of it, nor of what comes after it."""
-    tiny = TinyModel(layers="cA", experts=4, seed=3)
-    rows, _ = second_implementation.plain_logits(tiny, tuple(IDS))
-    assert len(rows) == len(IDS)
-    monkeypatch.setattr(second_implementation, "LEAST_MARGIN", 0.05)
-    fewer, _ = second_implementation.plain_logits(tiny, tuple(IDS))
-    assert 0 < len(fewer) < len(rows)
-    assert fewer == rows[: len(fewer)]
 
 
 def test_a_mixture_is_judged_where_a_choice_is_sure():

@@ -15,11 +15,11 @@ from schedulers.managed import ManagedScheduler
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.adapter_calls import Violation
-from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
+from lfm2np.suite.schedulers.demands import DEMANDS
 from lfm2np.suite.schedulers.program_run import Run
 from lfm2np.suite.schedulers.programs import carry_out
 from lfm2np.suite.schedulers.scheduler_faults import FAULTS, faults_for, try_fault
-from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
+from scheduler.protocol import FEATURES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
@@ -248,9 +248,15 @@ def changed(**fields):
     return Changed
 
 
-class Raising(Tiny):
-    def step(self):
-        raise KeyError("a")
+def having(base=Tiny, **attributes):
+    """A scheduler with other methods."""
+    return type("Having", (base,), attributes)
+
+
+RAISING = having(step=lambda self: {}["a"])
+GENERATING = having(step=lambda self: Step(each for each in Tiny.step(self).entries))
+LOST = having(step=lambda self: Step(Tiny.step(self).entries, [Copy(("blocks", 0), ("block", 1))]))
+TWICE = having(update=lambda self, tokens: Tiny.update(self, tokens) * 2)
 
 
 class Endless(Tiny):
@@ -259,53 +265,20 @@ class Endless(Tiny):
             pass
 
 
-class Speechless(Tiny):
-    def step(self):
-        super().step()
-
-
-class Lost(Tiny):
-    def step(self):
-        step = super().step()
-        return Step(step.entries, [Copy(("blocks", 0), ("block", 1))])
-
-
-class Generating(Tiny):
-    def step(self):
-        step = super().step()
-        return Step(each for each in step.entries)
-
-
-class Twice(Tiny):
-    def update(self, tokens):
-        return super().update(tokens) * 2
-
-
-class Numbering(Tiny):
-    def update(self, tokens):
-        super().update(tokens)
-        return 3
-
-
-class Exiting(Tiny):
-    def step(self):
-        raise SystemExit(3)
-
-
 @pytest.mark.parametrize(
     ("adapter", "line"),
     [
-        (Raising, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
-        (Exiting, r"calls: step\(\) raised SystemExit: 3"),
-        (Generating, r"reports: step\(\): entries: generator, expected a list or a tuple"),
-        (Numbering, r"reports: update\(\): int, expected request ids"),
-        (Twice, r"ends: update\(\) says 2 times that r0 ends"),
+        (RAISING, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
+        (having(step=lambda self: sys.exit(3)), r"calls: step\(\) raised SystemExit: 3"),
+        (GENERATING, r"reports: step\(\): entries: generator, expected a list or a tuple"),
+        (having(update=lambda self, tokens: 3), r"reports: update\(\): int, expected request ids"),
+        (TWICE, r"ends: update\(\) says 2 times that r0 ends"),
         (changed(writes=None), r"reports: step\(\): entries\[0\].writes: NoneType, expected a list or a tuple"),
         (changed(request_id=["r0"]), r"reports: step\(\): entries\[0\].request_id: list, expected a str"),
         (changed(checkpoints=[3]), r"reports: step\(\): entries\[0\].checkpoints\[0\]: 3, expected \(tokens, "),
         (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
-        (Speechless, r"reports: step\(\) returned NoneType, expected a Step"),
-        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
+        (having(step=lambda self: None), r"reports: step\(\) returned NoneType, expected a Step"),
+        (LOST, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
         (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
         (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
         (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
@@ -313,12 +286,11 @@ class Exiting(Tiny):
         (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
-    ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
     run = Run(adapter, SIZES)
-    run.add("r0", [0, 1], 1 if adapter is Twice else 2)
+    run.add("r0", [0, 1], 1 if adapter is TWICE else 2)
     with pytest.raises(Violation, match=f"^{line}") as raised:
         run.step()
     assert "\n" not in str(raised.value)
@@ -381,7 +353,7 @@ def test_numpy_numbers_are_numbers():
 
 
 def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
-    outcome = suite.try_scheduler(Raising)
+    outcome = suite.try_scheduler(RAISING)
     statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}
     assert statuses.pop("calls") == "failed" and statuses.pop("reports") == "passed"
     assert set(statuses.values()) == {"skipped"}
@@ -398,12 +370,6 @@ def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pyte
 def test_what_is_no_scheduler_is_named():
     with pytest.raises(RequestError, match="dict: no scheduler"):
         Run(dict, SIZES)
-
-
-def test_demands_policies_and_faults_have_sentences():
-    assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
-    assert all(sentence.endswith(".") for sentence in DEMANDS.values())
-    assert all(fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys() for fault in FAULTS.values())
 
 
 # --- a block manager
@@ -432,14 +398,6 @@ class Ring(Tiny):
         return Window(writes, reads, first, is_ring=self.is_read_first)
 
 
-class OutOfPhase(Ring):
-    phase = 1
-
-
-class ReadLast(Ring):
-    is_read_first = False
-
-
 class Samples(Tiny):
     """Each sample of a prompt computes it itself."""
 
@@ -460,13 +418,15 @@ class Samples(Tiny):
         return replace(super().step(), parted=parted)
 
 
-class Silent(Samples):
-    reports = False
-
-
 @pytest.mark.parametrize(
     ("factory", "broken"),
-    [(Ring, None), (OutOfPhase, "windows"), (ReadLast, "windows"), (Samples, None), (Silent, "calls")],
+    [
+        (Ring, None),
+        (having(Ring, phase=1), "windows"),
+        (having(Ring, is_read_first=False), "windows"),
+        (Samples, None),
+        (having(Samples, reports=False), "calls"),
+    ],
 )
 def test_rings_and_samples_that_part_early(factory, broken, fewer):
     assert first_broken(factory) == broken
@@ -552,18 +512,6 @@ def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
     assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
     missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
     assert first_broken(managed(missing)) in ("ownership", "reads", "leaks")
-
-
-def test_the_small_scheduler_preempts_who_came_last_after_a_fork():
-    run = Run(managed(Sharing), {"block_size": 2, "num_blocks": 3, "max_num_seqs": 3, "max_num_batched_tokens": 3})
-    run.add("r0", [0], 1)
-    run.add("r1", [0], 2)
-    run.add("r2", [3], 2)
-    run.add("r3", [3, 3], 2)
-    run.step(1)
-    run.fork("r1", "r4", 3)
-    run.drain()
-    assert run.met["preemptions"]
 
 
 # --- from the command line

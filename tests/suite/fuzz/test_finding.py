@@ -13,11 +13,8 @@ import lfm2np
 from lfm2np.oracle.engines.records import (
     BROKEN,
     DEAD,
-    FAILED,
-    HANG,
     IMPOSSIBLE,
     NO_ANSWER,
-    REFUSED,
     Answer,
     Trace,
     failed,
@@ -25,7 +22,7 @@ from lfm2np.oracle.engines.records import (
 )
 from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
-from lfm2np.suite.fuzz.judge import DIFFERS, MEANS, STOP, TEXT, WRONG, ByTruth
+from lfm2np.suite.fuzz.judge import STOP, TEXT, WRONG, ByTruth
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -61,7 +58,7 @@ def test_the_right_answer_is_not_found() -> None:
     assert found(answer(list(tokens))) is None
 
 
-@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("place", [0, 5])
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
 def test_a_flipped_token_is_found_where_it_stands(place: int, format_name: str) -> None:
     tokens = [token for token, _, _ in right(PROMPT)]
@@ -196,6 +193,7 @@ def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fie
         lambda: drawn(TEXTS_OF_THREE[1], "stop", 2, stop=TEXTS_OF_THREE[2][len(TEXTS_OF_THREE[1]) :]),
         lambda: drawn(TEXTS_OF_THREE[2], "length", stop=TEXTS_OF_THREE[3][len(TEXTS_OF_THREE[2]) :]),  # both are true
         lambda: drawn("anything", left=True),
+        lambda: found(answer([A[0]] * 6), stop=TEXTS_OF_THREE[3], temperature=1.0),  # it never came
     ],
 )
 def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
@@ -222,10 +220,6 @@ def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
     played = Played(((said,),))
     assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
     assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None
-
-
-def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
-    assert found(answer([A[0]] * 6), stop=model().tokenizer.decode([A[2]]), temperature=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -258,10 +252,6 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     assert kind((good, bad), leak) == (IMPOSSIBLE, "request 1: 7 tokens, 6 were asked for", 1)
     assert kind((good, good), leak) == (LEAK, "held", None)
     assert kind((good, good), None) is None
-
-
-def test_each_kind_of_finding_says_what_it_means() -> None:
-    assert set(MEANS) == {WRONG, STOP, TEXT, DIFFERS, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
 
 
 # What is right

@@ -190,16 +190,6 @@ def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(name: str, does: A
     assert found is not None and (found.kind, told in found.what) == (kind, True), found
 
 
-def test_an_engine_is_made_anew_when_it_was_closed() -> None:
-    created: list[Own] = []
-    player, trace = steps(lambda: created.append(Own(model(), {})) or created[-1]), Trace((greedy("", A[:3], 2),))  # type: ignore[func-returns-value]
-    for _ in range(2):
-        player.play(trace)
-        player.play(trace)
-        player.close()
-    assert len(created) == 2
-
-
 # In rounds
 
 

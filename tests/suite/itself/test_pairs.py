@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Answer
-from lfm2np.suite.itself.pairs import LEAST_SHAPE, allowed_by, compared, flip, lead, scored
+from lfm2np.suite.itself.pairs import LEAST_SHAPE, allowed_by, compared, flip, lead, scored, stopped
 
 TWO = math.log(2.0)
 
@@ -136,3 +136,25 @@ def test_scores_of_a_prompt_begin_with_its_second_token() -> None:
     pair = scored(answer((5, 6), (-1.0, -2.0)), (-9.0, -9.0, -1.0, -2.5), prompt=3)
     assert [each.difference for each in pair.positions] == [0.0, -0.5]
     assert [each.is_equal for each in pair.positions] == [True, False]
+
+
+WHOLE = answer((1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "reason", "fault"),
+    [
+        ((1, 2, 3), "ab c", "stop", None),
+        ((1, 2), "ab c", "stop", None),  # some servers leave out the tokens of the stop string
+        ((1, 2, 3), None, "stop", None),
+        ((1, 5), "ab zz", "stop", None),  # after another token the text is another
+        ((1, 2, 3, 4), "ab cd ef gh", "stop", "expected 'ab c'"),
+        ((1, 2, 3), "ab cd", "stop", "expected 'ab c'"),
+        ((1, 2, 3), "ab c", "length", "'length' after 3 of 4"),
+    ],
+)
+def test_an_answer_ends_where_its_text_first_has_the_stop_string(
+    ids: tuple[int, ...], text: str | None, reason: str, fault: str | None
+) -> None:
+    found = stopped(WHOLE, Answer(ids, text=text, finish_reason=reason), "d e", 4).fault
+    assert found is None if fault is None else fault in str(found)

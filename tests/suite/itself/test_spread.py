@@ -49,6 +49,9 @@ def test_pairs_without_any_difference_measure_nothing() -> None:
     assert not equal.is_measured and equal.limit == pytest.approx(limits_of("float32")[0])
     assert not coarse.is_measured and coarse.nats == LEAST_ROUNDINGS * 2.0**-8
     assert spread_of([[0.0] * 5] * 30, groups(0.01, 10), "bfloat16").is_measured
+    moved = [[1e-4], [1e-4], *[[0.02]] * 5]  # few pairs that move measure nothing
+    assert not spread_of([*moved, *[[0.0]] * 25], [], "bfloat16").is_measured
+    assert spread_of(moved, [], "bfloat16").is_measured
 
 
 def test_the_spread_is_bounded_by_the_format_and_by_other_orders() -> None:
