@@ -9,16 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import Dying
 from faults import Edit, Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
-from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.oracle.check import Checked, judged
-from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
@@ -28,7 +25,7 @@ from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points
 
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-POSITIONS, FEWER, FEWEST = 384, 160, 64
+POSITIONS, FEWER = 384, 160
 CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
 STEP = "ids, positions, mixing, progress)"
 ANGLES = "ids, positions // (1 + (positions > 300)) * (1 + (positions > 300)), mixing, progress)"
@@ -54,11 +51,9 @@ LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
 }
 
 
-def asked(
-    model: Model, engine: str = "float32", transcript: Transcript | None = None, positions: int = POSITIONS
-) -> Collected:
+def asked(model: Model, engine: str = "float32", positions: int = POSITIONS) -> Collected:
     target = PythonTarget(f"engines:{engine}", model.path)
-    return send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
+    return send_all(model, target, 4, cases=[LONG], max_model_len=positions)
 
 
 def checked(model: Model, answers: Collected, place: Place | None = None) -> Checked:
@@ -77,13 +72,8 @@ def lfm3() -> Model:
     return lfm2np.load(FIXTURES / "lfm3")
 
 
-def test_long_is_sent_only_by_name(model: Model) -> None:
-    writer = Writer(model.config, None, 4)
-    assert LONG not in {request.case for batch in rounds(writer) for request in batch.requests}
-    assert LONG not in DEFAULT_CASES
-
-
 def test_the_longest_request_takes_the_last_position(model: Model) -> None:
+    assert LONG not in DEFAULT_CASES
     requests = [
         request for batch in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for request in batch.requests
     ]
@@ -92,18 +82,14 @@ def test_the_longest_request_takes_the_last_position(model: Model) -> None:
     assert not any(request.is_scored for request in requests)
 
 
-def test_prompts_end_around_borders_far_out() -> None:
+def test_prompts_end_around_borders_far_out_and_what_the_model_can_not_hold_is_left_out() -> None:
+    assert long_lengths(1024) == [1024 - FEW]
+    assert long_lengths(262144) == [4096 - FEW, 32768 - FEW, 262144 - FEW]
     points = far_points(32764, 1000)
     for size in (16, 32, 64, 128, 256, 512, 2048, 8192, 1000):
         borders = [point for point in points if point % size == 0 and point // size % 2]
         assert borders and {borders[-1] - 1, borders[-1] + 1} <= set(points)
         assert borders[-1] > 32764 - 2 * size
-
-
-def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
-    assert long_lengths(1024) == [1024 - FEW]
-    assert long_lengths(4096) == [4096 - FEW]
-    assert long_lengths(262144) == [4096 - FEW, 32768 - FEW, 262144 - FEW]
 
 
 def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,23 +131,6 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
     assert WORDS[fault] in result.total.reasons[0]
     first = result.total.first_wrong
     assert first is not None and first.row > 250
-
-
-def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
-    answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
-    with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
-        target = Dying("engines:exact_small_steps", model, 5)
-        send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
-    with Transcript(answers) as transcript:
-        assert len(transcript.pairs()) == 5
-        resumed = asked(model, "exact_small_steps", transcript, FEWEST)
-    with ResultsFile(results, model) as record:
-        first = checked(model, resumed, Place(record=record))
-    with ResultsFile(results, model) as record:
-        again = checked(model, resumed, Place(record=record))
-    right = checked(model, asked(model, "exact_small_steps", positions=FEWEST))
-    assert first.total == again.total == right.total
-    assert first.positions == again.positions == right.positions
 
 
 def test_runs_hold_what_shares_a_long_beginning() -> None:

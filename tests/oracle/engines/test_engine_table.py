@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from engines_here import NUMPY
 from judging import Job, shown
 from recipe import HERE, OUTCOMES, Recipe, Variant
 from recipes import RECIPES
-from results import BEGIN, END, is_known, is_news, read, table
+from results import BEGIN, END, is_known, read, table
 from run import PAGE, RESULTS
-
-from lfm2np.oracle.judging.verdict import Verdict
 
 PAIRS = [(recipe, variant) for recipe in RECIPES for variant in recipe.variants]
 NAMES = [f"{recipe.name}/{variant.name}" for recipe, variant in PAIRS]
@@ -59,17 +56,8 @@ def test_the_command_that_is_shown_is_filled_in_and_names_nothing_of_this_machin
         assert f"--format {variant.formats[0]}" in command
 
 
-@pytest.mark.parametrize("script", list((HERE / "reports").glob("*/reproduce.py")), ids=lambda path: path.parent.name)
-def test_a_report_does_not_need_this_package(script: Path):
-    tree = ast.parse(script.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
-
-
 RIGHT = ["1,234 positions", "EXACT, 3 runs", "RMS 0.75, worst 2.5 times the noise"]
 BUG = {"run": 2, "verdict": "BUG", "suspects": ["right cold, wrong warm"], "counts": {"EXACT": 9, "BUG": 3}, "flips": 3}
-SILENT = {"verdict": "INCONCLUSIVE", "reasons": ["2 got no answer"], "unanswered": [[2, "Invalid shape"]]}
 ROWS = {  # of records of one question, what stands behind engine, variant and format
     "runs that agree": ([{}, {"run": 2, "worst": 3.0}, {"run": 3}], RIGHT),
     "runs that differ, of which the wrong one is shown": (
@@ -79,10 +67,6 @@ ROWS = {  # of records of one question, what stands behind engine, variant and f
     "a refusal, with its words": (
         [{"verdict": "refused", "reasons": ["ValueError: a|b"]}],
         ["nothing", "refused, 1 run", r"ValueError: a\|b"],
-    ),
-    "silence, counted and quoted": (
-        [SILENT],
-        ["1,234 positions; 2 of 10 requests unanswered", "INCONCLUSIVE, 1 run", "2 got no answer; Invalid shape"],
     ),
     "other experts": (
         [{"verdict": "ROUTE", "counts": {"EXACT": 4321, "ROUTE": 2}, "rerouted": 1234}],
@@ -97,27 +81,6 @@ def test_records_of_one_question_are_one_row(records: list[dict[str, Any]], expe
     assert row[3:] == expected
 
 
-def test_every_verdict_has_an_outcome():
-    assert set(Verdict) <= set(OUTCOMES)
-
-
-OTHERS = [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]  # of a recipe as it was once
-
-
-def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
-    finding = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
-    fuzz = record(kind="fuzz", verdict="finding", findings=[finding], traces=1800, requests=9000)
-    table_rows = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *OTHERS)
-    assert [row[2] for row in table_rows] == ["float32", "float32", "bfloat16", "float32"]
-    assert [row[4] for row in table_rows[:3]] == ["EXACT, 1 run"] * 3
-    assert table_rows[1][3] == "1,234 positions of `--cases short-prompts`"
-    assert table_rows[3][3:] == [
-        "`fuzz`: 1,800 traces, 9,000 requests",
-        "**finding**, 1 run",
-        "wrong: token 3; after 72 traces; 6 requests, fails in 9 of 10 replays",
-    ]
-
-
 def test_a_run_is_known_by_its_whole_key():
     job = Job(NUMPY, NUMPY.variant("right"), "float32", 1)
     assert is_known(job.key, [record()])
@@ -125,34 +88,11 @@ def test_a_run_is_known_by_its_whole_key():
         assert not is_known(job.key, [record(**other)])
 
 
-@pytest.mark.parametrize(
-    ("expected", "kind", "verdict", "news"),
-    [
-        ("right", "check", "TIE", False),
-        ("right", "check", "INCONCLUSIVE", True),
-        ("right", "fuzz", "finding", True),
-        ("wrong", "check", "EXACT", True),
-        ("wrong", "fuzz", "no finding", False),
-        ("refused", "check", "EXACT", True),
-        ("untold", "check", "INCONCLUSIVE", False),
-    ],
-)
-def test_news_is_what_is_not_known(expected: str, kind: str, verdict: str, news: bool):
-    assert is_news(record(kind=kind, verdict=verdict), Variant("any", "transformers:", expected)) is news
-
-
 def test_a_line_that_is_torn_is_named(tmp_path: Path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"engine": "ou')
     with pytest.raises(ValueError, match=r"results\.jsonl:1: .*remove the line"):
         read(path)
-
-
-def test_the_table_goes_between_its_marks_and_nowhere_else():
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert put_between(page, BEGIN, "new", END) == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    with pytest.raises(ValueError, match="once each"):
-        put_between("before", BEGIN, "new", END)
 
 
 def test_the_page_has_the_table_that_the_results_make():

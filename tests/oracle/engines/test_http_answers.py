@@ -30,8 +30,8 @@ from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import read_answer
-from lfm2np.oracle.engines.records import Answer, Request, greedy
-from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
+from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import Verdict
 
@@ -80,12 +80,6 @@ def test_the_probe_finds_what_a_server_reveals_and_answers_are_what_our_own_engi
         assert answer.prompt_logprobs == (tuple(e.logprob for e in output.prompt_logprobs[1:]) if prompt else None)
 
 
-def test_a_server_that_returns_text_only_needs_a_text() -> None:
-    with playing("text") as player:
-        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
-    assert answer.error is not None and "prompt_text" in answer.error
-
-
 def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
     """Pinned: "no answer told the ids of its tokens", and nothing of why."""
     text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
@@ -103,12 +97,6 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
     assert abilities.refused[1] in report_of(result).facts["probed as"]
-
-
-def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
-    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
-    with pytest.raises(TargetError, match="text 5: expected text"):
-        target_of(vllm).probe()
 
 
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
@@ -174,14 +162,11 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a token id"),
     (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
-    (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),
-    (lambda c: c.update(token_ids=[1, 2, 3, "4"], logprobs=None), "token_ids[3] '4': expected a whole number"),
     (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
     (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
     (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
     (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
-    (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, "0"]), "logprobs[3] '0': expected a finite number"),
     (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
     (
         lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
@@ -196,14 +181,12 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
     (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
     (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
-    (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
 ]
 OF_SGLANG: list[tuple[Spoil, str]] = [
     (lambda m: m["output_token_logprobs"].reverse(), "output_token_logprobs: other tokens than output_ids"),
     (lambda m: m.update(output_token_logprobs=[[1]] * 4), "[[1], [1], [1], [1]]: expected list of [number, id, text]"),
     (lambda m: m.update(input_token_logprobs=TWICE[0]), "input_token_logprobs: other tokens than the prompt"),
     (lambda m: m.update(output_top_logprobs=TWICE), "output_top_logprobs [[[-1.0, 5, None], [-2.0, 5, None]]"),
-    (lambda m: m["output_token_logprobs"].pop(), "other tokens than output_ids"),
 ]
 OF_LLAMA: list[tuple[Spoil, str]] = [
     (lambda r: r["tokens"].reverse(), "completion_probabilities: other tokens than tokens"),

@@ -58,14 +58,6 @@ def test_a_seeded_request_need_not_choose_the_likeliest_token(model: Model) -> N
     assert result.total.verdict is Verdict.INCONCLUSIVE and result.total.flips == 0  # no log-probabilities
 
 
-def test_of_a_seed_the_first_answer_counts(model: Model) -> None:
-    request, answer = drawn_at(0.0, 0)[0]
-    assert (
-        drawn_wrongly(model, [(replace(request, request_id=str(number)), answer) for number in range(50)], [], Known())
-        is None
-    )
-
-
 def test_every_way_gives_all_tokens_together_at_most_one(model: Model) -> None:
     """So that the capital of a gambler does not grow by itself; also where most tokens are not among the columns."""
     whole = truth_of(model, (1, 50, 60, 70), {})

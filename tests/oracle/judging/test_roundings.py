@@ -162,11 +162,6 @@ def test_rows_of_a_product_have_the_inputs_of_their_own_tensor() -> None:
         assert not np.allclose(output, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
 
 
-def test_k_quants_have_large_blocks_on_a_cpu_and_small_ones_elsewhere() -> None:
-    assert [in_blocks_for("Q4_K", draw) for draw in range(2)] == [formats.q8_k, formats.q8_0]
-    assert {in_blocks_for("Q4_0", draw) for draw in range(4)} == {formats.q8_0}
-
-
 def test_a_format_may_name_that_of_the_cache() -> None:
     assert format_named("q8").kv == "float16"
     assert format_named("q8 kv:q4_0").kv == "q4_0"

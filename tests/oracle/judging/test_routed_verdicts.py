@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import inject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoint import random_checkpoint
@@ -17,13 +16,12 @@ import lfm2np
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.causes.other_formats import MOST_FLIPS
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
-from lfm2np.oracle.judging.routes import OWN, swapped
+from lfm2np.oracle.judging.routes import OWN
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.total import total
@@ -68,20 +66,6 @@ def test_a_near_tie_is_a_route_and_nothing_else_reported_or_not(near: Model) -> 
     changed = [position for position in positions if position.verdict is Verdict.ROUTE]
     assert [position.row for position in changed] == [row]
     assert changed[0].route is not None and changed[0].route.layer == near.config.sparse_layers[layer]
-
-
-def test_a_format_that_would_flip_most_tokens_explains_nothing(near: Model) -> None:
-    """Under int4 hardly a token of this model would be the oracle's: that it errs like int4 may be said of anything."""
-    with inject("experts-in-the-order-of-their-names"):
-        pair = said(lfm2np.load(near.path))
-    positions, verdict = judged(near, pair)
-    assert verdict is Verdict.BUG
-    request, answer = pair
-    worst = max(positions, key=lambda position: abs(position.error_ratio or 0.0))
-    assert worst.error is not None and abs(worst.error) > 1.0
-    under = judge(near, "int4", [(request, fitting(request, answer, near.config))])
-    chances = [position.flip_chance for position in under if position.flip_chance is not None]
-    assert np.mean(chances) > MOST_FLIPS
 
 
 def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Model, tmp_path: Path) -> None:
@@ -148,25 +132,6 @@ def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, na
         assert verdict not in (Verdict.BUG, Verdict.DRIFT), [
             position for position in positions if position.verdict is Verdict.BUG
         ]
-
-
-def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) -> None:
-    request, answer = said(published)
-    other = replace(answer, routes=as_tuples(own_routes(published)[:, :, ::-1]))
-    swapped_routes = own_routes(published)
-    swapped_routes[2, 0] = swapped(np.arange(8.0), swapped_routes[2, 0])
-    third = replace(answer, routes=as_tuples(swapped_routes))
-    pairs = [
-        (request, fitting(request, reply, published.config))
-        for reply in (answer, other, third, replace(answer, routes=None))
-    ]
-    truths = truths_of(published, pairs, Known())
-    assert len(truths) == 4
-    untold, first, same, changed = truths.values()  # those without routes share truths, so they come first
-    assert first.logprobs.tobytes() == untold.logprobs.tobytes()
-    assert changed.logprobs[:2].tobytes() == first.logprobs[:2].tobytes()
-    assert changed.logprobs[2:].tobytes() != first.logprobs[2:].tobytes()
-    assert same.routes is not None and first.routes is not None
 
 
 def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: Path) -> None:

@@ -112,12 +112,9 @@ def test_routes_that_can_not_be_are_refused_by_place(published: Model, change, w
     assert refused.error is not None and refused.routes is None
 
 
-def test_a_dense_model_has_no_routes() -> None:
+def test_routes_are_read_from_json_and_a_dense_model_has_none() -> None:
     with pytest.raises(RequestError, match="no experts"):
         fitted((((0, 1),),), 1, lfm2np.load().config)
-
-
-def test_routes_are_read_from_json() -> None:
     answer = Answer((1, 2), routes=(((0, 3),), ((OWN, OWN),)))
     assert answer_from_json(answer_as_json(answer)) == answer
     for bad in ("x", [3], [[3]], [[[0.5]]], [[["a"]]], [[[-2]]]):

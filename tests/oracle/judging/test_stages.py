@@ -21,7 +21,6 @@ from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
-from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, FIRST, Noise, noise_of, spread_of
 from lfm2np.oracle.judging.position import is_wrong
@@ -80,12 +79,6 @@ def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
     assert (some.gap_scales(zeros) <= factor * every.gap_scales(zeros) * (1 + 1e-12)).all()
     assert (some.scales(truth) <= factor * every.scales(truth) * (1 + 1e-12)).all()
     assert some.scales(truth)[1, 0] > 0.999 * factor * every.scales(truth)[1, 0]
-
-
-def test_the_first_two_differ_in_every_choice_that_is_made_both_ways() -> None:
-    first, other = (emulated("bfloat16", 0, draw) for draw in FIRST)
-    choices = ("fused", "flash", "wide_residual")
-    assert all(getattr(first, name) != getattr(other, name) for name in choices)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.commands.cli.program import main
 from lfm2np.commands.cli.shared import terminal
 from lfm2np.engine.loading import Model
-from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Cause, Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer
@@ -148,12 +147,6 @@ def test_whatever_an_engine_raises_is_one_line() -> None:
     record = record_of("test_record:Failing", TRAINED, "float32")
     with pytest.raises(TargetError, match=r"test_record:Failing: ValueError: first line.*second line"):
         record([[1]], 0, 1)
-
-
-@pytest.mark.parametrize("target", ["", "exec:./engine", "https://a:1", "answers.jsonl"])
-def test_targets_of_other_forms_are_refused(target: str) -> None:
-    with pytest.raises(RequestError, match="can't be recorded"):
-        record_of(target, TRAINED, "float32")
 
 
 # --- from verdict to cause

@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import save
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.errors import DumpError
+from lfm2np.errors import DumpError, RequestError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
+from lfm2np.oracle.recorders.registry import require_request
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
@@ -62,18 +63,11 @@ def test_a_prefix_that_was_cached_has_no_rows() -> None:
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_are_written_row_by_row_however_they_lie_in_memory(order: str) -> None:
     """Pinned: those that a transposition had left column by column were written so."""
-    recorder = Recorder()
-    recorder.step([5, 6, 7])
-    recorder.keep(LAYER, np.array(rows(3), order=order))  # type: ignore[call-overload]
-    assert np.array_equal(read(recorder).tensors[LAYER], rows(3))
-
-
-def test_what_is_kept_is_a_copy() -> None:
-    recorder, values = Recorder(), rows(3)
+    recorder, values = Recorder(), np.array(rows(3), order=order)  # type: ignore[call-overload]
     recorder.step([5, 6, 7])
     recorder.keep(LAYER, values)
-    values[:] = 0
-    assert np.array_equal(recorder.tensors()[LAYER], rows(3))
+    values[:] = 0  # what is kept is a copy
+    assert np.array_equal(read(recorder).tensors[LAYER], rows(3))
 
 
 def test_the_end_of_a_block_writes_the_file_and_an_error_in_it_does_not(tmp_path: Path) -> None:
@@ -124,12 +118,6 @@ def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_
             parse_dump(bytes(changed), "dump", CONFIG)
     assert read(recorder).format == "bfloat16"
     assert parse_dump(save(recorder.tensors()), "dump", CONFIG).format is None
-
-
-def test_a_format_that_is_none_is_an_error() -> None:
-    with pytest.raises(DumpError, match="format 'int3' in its metadata"):
-        parse_dump(save({"token_ids": np.arange(2)}, {"format": "int3"}), "dump", CONFIG)
-    assert parse_dump(save({"token_ids": np.arange(2)}, {"format": "pt"}), "dump", CONFIG).format is None
 
 
 # --- steps in words
@@ -191,3 +179,29 @@ def test_a_row_of_logits_is_no_batch_of_one_where_the_vocabulary_is_as_large_as_
     recorder.step([0, 1, 2])
     recorder.keep("lm_head", np.zeros((1, 3, 3), np.float32))
     assert recorder.tensors()["lm_head"].shape == (3, 3)
+
+
+# requests that no engine can run
+
+
+@pytest.mark.parametrize(
+    ("prompts", "request_number", "max_tokens", "message"),
+    [
+        ([[1]], 1, 1, "request 1: expected one of 1"),
+        ([[1]], -1, 1, "request -1: expected one of 1"),
+        ([[1]], 0, 0, "max_tokens 0: expected at least 1"),
+        ([[1], []], 0, 1, "ids: none, expected at least one"),
+        ([[1], [2, 512]], 0, 1, "512, expected 0 to vocab_size-1=511"),
+        ([[1], [-1]], 0, 1, "-1, expected 0 to"),
+        ([[1] * 1000], 0, 25, "1025 tokens with new ones, max_position_embeddings=1024"),
+    ],
+)
+def test_requests_that_no_engine_can_run_are_refused(
+    prompts: list[list[int]], request_number: int, max_tokens: int, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        require_request(prompts, request_number, max_tokens, CONFIG)
+
+
+def test_a_request_that_just_fits_is_taken() -> None:
+    require_request([[1] * 1000, [511]], 1, 24, CONFIG)

@@ -25,10 +25,7 @@ from lfm2np.oracle.rollouts.hypotheses import (
     Hypothesis,
     explanations,
     fitted_temperature,
-    packed_before,
     reading_words,
-    route_hypotheses,
-    seen_hypotheses,
 )
 from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
@@ -158,26 +155,6 @@ def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rol
     assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
-def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
-    rollout = exact_rollouts[2]
-    lost = logprobs_of(model, rollout, {"borders": [13], "attend": False})
-    short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
-    assert np.allclose(lost, exact_of(model, short), rtol=0, atol=1e-5)
-
-
-def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
-    rollout = exact_rollouts[0]
-    logits = np.asarray(model.logits(list(rollout.ids)), np.float64)[len(rollout.prompt_token_ids) :]
-    logits -= logits.max(axis=1, keepdims=True)
-    rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
-    assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
-
-
-def test_the_sequences_before_in_a_pack(exact_rollouts):
-    packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
-    assert packed_before(packed) == {"2": [list(exact_rollouts[0].ids)]}
-
-
 def left_by(wrong, name="an error"):
     """A fit of 50 positions of which so many are wrong."""
     ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
@@ -283,19 +260,6 @@ def test_a_temperature_that_the_file_does_not_say(model):
     side = judge_rollouts(model, read("trl_rollouts.jsonl", model), Options()).sides["sampler"]
     assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "tempered at 0.7")
     assert "which the file does not say" in side.reasons[1]
-
-
-def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
-    packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    tried = seen_hypotheses("leak", packed_before(packed))
-    assert [len(each.variants["5"]["before"]) for each in tried] == [3, 5, 5]
-
-
-def test_routes_that_the_trainer_reports_are_tried(exact_rollouts):
-    routes = (((0, 1),),) * 3
-    tried = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
-    assert tried[0].variants == {"0": {"routes": routes}}
-    assert route_hypotheses(exact_rollouts) == []
 
 
 @pytest.mark.rounding

@@ -42,12 +42,6 @@ def test_the_same_bytes_twice_which_verify(file: Path) -> None:
     assert verify(six(), read_set(file)) == []
 
 
-def test_another_seed_draws_other_prompts() -> None:
-    first, second = (choose(six().config, None, seed) for seed in (0, 1))
-    assert [choice.id for choice in first] == [choice.id for choice in second]
-    assert all(choice.prompt_token_ids != other.prompt_token_ids for choice, other in zip(first, second, strict=True))
-
-
 def test_what_a_schedule_names_is_made_too_and_what_does_not_fit_leaves_out_what_names_it() -> None:
     made = [vector["id"] for vector in few()["vectors"]]
     assert made == ["short-1-text", "short-2-text", "border-15", "prefix-cold", "prefix-same"]

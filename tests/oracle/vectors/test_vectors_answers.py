@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +137,6 @@ def test_what_is_not_tested_is_said() -> None:
     assert tokens_only.startswith("tokens only") and not_run.startswith("scripts not run: uneven-chunks, ")
 
 
-def test_answers_that_stand_twice_are_counted_as_such() -> None:
-    answers = right_answers(packaged())
-    assert vectors_plain.summary([], answers).startswith(f"{len(answers)} answers: ")
-    assert vectors_plain.summary([], answers * 2).startswith(f"{2 * len(answers)} answers to {len(answers)} vectors: ")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -166,21 +159,6 @@ def test_answers_that_are_none_are_refused(tmp_path: Path, line: str, message: s
     file.write_text(line.replace("FIRST", str(packaged()["vectors"][1]["token_ids"][0])) + "\n")
     with pytest.raises(vectors_plain.PlainError, match=re.escape(message)):
         vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *product(("vectors", "formats", "limit", "float32_units"), (None, [], "", [{"id": "a"}])),
-        *product(("scripts",), (None, [{"id": "a"}])),
-    ],
-)
-def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str, value: Any) -> None:
-    document = {**packaged(), field: value}
-    with pytest.raises(
-        vectors_plain.PlainError, match=r"not a sound vector set|is not in the vector set|format 'float32'"
-    ):
-        vectors_plain.judge(document, right_answers(packaged()), "float32")
 
 
 def test_the_plain_checker_needs_neither_numpy_nor_this_package() -> None:
