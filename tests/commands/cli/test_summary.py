@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import raw_mixture
 from torture_table import CHECKPOINTS, MIXTURES
 
 from lfm2np.arithmetic import numerics_named
-from lfm2np.checkpoint.config_json import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.commands.cli import main, summary
@@ -112,9 +111,3 @@ def test_what_is_active_is_all_but_the_experts_that_a_token_does_not_choose(name
     assert mixture is not None
     left_out = (len(built.layers) - mixture.dense) * (mixture.N - mixture.K) * 3 * mixture.X * built.D
     assert parameter_count(config) - parameter_count(config, active=True) == left_out
-
-
-def test_a_mixture_whose_layers_are_all_dense_is_described() -> None:
-    config = parse_config(raw_mixture(num_dense_layers=5), "config.json")
-    assert dict(summary.mixture_rows(config))["dense layers, sparse layers"] == "3, 0"
-    assert parameter_count(config) == parameter_count(config, active=True)

@@ -176,18 +176,6 @@ def told_text(ids: list[int]) -> str:
     return "".join(stream.push(token_id) for token_id in ids)
 
 
-def test_offsets_say_where_a_token_begins(served: Served):
-    _, reply = served.ask(
-        "/v1/completions", {"prompt": "sort: 7 2 ->", "max_tokens": 6, "logprobs": 0, "temperature": 0}
-    )
-    (choice,) = reply["choices"]
-    logprobs = choice["logprobs"]
-    for token, start in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        if not token.startswith("<|"):
-            assert choice["text"][start:].startswith(token)
-    assert all(len(top) == 1 for top in logprobs["top_logprobs"])
-
-
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_conversation_is_answered_as_the_engine_answers_its_tokens(served: Served, is_streamed: bool):
     messages = [{"role": "user", "content": [{"type": "text", "text": "sort: "}, {"type": "text", "text": "7 2 9 4"}]}]
