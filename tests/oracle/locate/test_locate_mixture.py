@@ -21,7 +21,6 @@ from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
@@ -98,35 +97,6 @@ def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> Non
 
 
 # --- the choice
-
-
-def test_a_wrong_choice_is_described_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = {name: value.copy() for name, value in recorded_under(mixture(PLAIN), FLOAT32).items()}
-    biased = recorded[SCORES][7] + np.frombuffer(checkpoint(mixture(PLAIN))[1][f"{SPARSE}.expert_bias"].values, "<f4")
-    order = np.argsort(-biased)
-    recorded[CHOSEN][7] = order[[0, 4]]
-    first, *others = report_of(mixture(PLAIN), recorded, "float32").findings
-    noise = np.hypot(*(2.0**-24 * np.hypot(recorded[SCORES][7, expert], biased[expert]) for expert in order[[1, 4]]))
-    times = (biased[order[1]] - biased[order[4]]) / noise
-    words = f"routed to expert {order[4]} instead of {order[1]}, although their scores are {times:.3g} times the noise"
-    assert first.choice == f"{words} apart"
-    assert first.error == pytest.approx(times / 4.0, rel=1e-3)
-    lines = finding_lines(first)
-    assert f"largest error       row 7: {first.choice}" in lines
-    assert f"experts             chosen wrongly: expert {order[4]} of 8; left out: expert {order[1]} of 8" in lines
-    assert {other.name for other in others} == {WEIGHTS, OUTPUTS}  # which are those of the right one
-    assert first.rows == "only row 7"
-
-
-@pytest.mark.parametrize("part", ["all", "as transformers shows"])
-def test_the_order_of_the_chosen_does_not_matter(part: str) -> None:
-    recorded = {name: value.copy() for name, value in recorded_under(mixture(SCALED), FLOAT32).items()}
-    turned = np.argsort(np.random.default_rng(3).random(recorded[CHOSEN].shape), axis=-1)
-    recorded[CHOSEN] = np.take_along_axis(recorded[CHOSEN], turned, axis=-1)
-    recorded[WEIGHTS] = np.take_along_axis(recorded[WEIGHTS], turned, axis=-1)
-    outputs = recorded[OUTPUTS].reshape(24, 3, 32)
-    recorded[OUTPUTS] = np.take_along_axis(outputs, turned[..., None], axis=1).reshape(24, -1)
-    assert report_of(mixture(SCALED), PARTS[part](recorded), "float32").findings == ()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import DumpError, RequestError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
-from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
+from lfm2np.oracle.locate.patterns import Context, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.registry import require_request
 
@@ -121,40 +121,6 @@ def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_
 
 
 # --- steps in words
-
-
-@pytest.mark.parametrize(
-    ("per", "wrong", "text"),
-    [
-        (TOKEN, [5], "from step 1 on (1 row from position 5 on), right in step 0"),
-        (TOKEN, [2, 3, 4, 5, 6], "each of the 3"),
-        (TOKEN, [3], "step 0 of 3"),
-        (TOKEN, [1], ""),  # of what another step computed
-        (TOKEN, [1, 3], "step 0 of 3"),
-        (TOKEN, [5, 6], "from step 1 on (1 row from position 5 on), right in step 0"),
-        (STEP, [1], "step 1 of 3"),
-        (STEP, [2], "from step 2 on (1 row from position 6 on), right in steps 0 to 1"),
-        (Context(), [2 + 5 + 0], "step 1 of 3"),
-        (Context(), [2 + 0, 2 + 5 + 6 + 3], "steps 0, 2 of 3"),
-    ],
-)
-def test_wrong_steps_in_words(per: Per, wrong: list[int], text: str) -> None:
-    """Seven tokens: two from a cache, then steps of 3, 1 and 1."""
-    steps = Steps(7, (3, 1, 1))
-    count = {TOKEN: 7, STEP: 3, Context(): 2 + 5 + 6 + 7}[per]
-    mask = np.zeros(count, bool)
-    mask[wrong] = True
-    if per == TOKEN and wrong == [5]:
-        mask[6] = True
-    assert describe_steps(mask, steps, per) == text
-
-
-def test_wrong_reads_in_words() -> None:
-    steps, mask = Steps(7, (3, 1, 1)), np.zeros(2 + 5 + 6 + 7, bool)
-    mask[[2 + 5 + 1, 2 + 5 + 2, 2 + 5 + 6 + 4]] = True
-    assert describe_reads(mask, steps, Context()) == "positions 1 to 2 of 6, as step 1 read them"
-    assert steps.place(Context(), 2 + 5 + 2) == "position 2 as step 1 read it"
-    assert (steps.place(TOKEN, 4), steps.place(STEP, 1)) == ("row 4", "step 1")
 
 
 def test_what_a_window_hides_was_not_read() -> None:

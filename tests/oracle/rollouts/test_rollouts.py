@@ -13,21 +13,13 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
-from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, noises_of, scores_of, views_from
-from lfm2np.oracle.rollouts.hypotheses import (
-    AS_COMPUTED,
-    Hypothesis,
-    explanations,
-    fitted_temperature,
-    reading_words,
-)
-from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
+from lfm2np.oracle.rollouts.exact import item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -155,50 +147,6 @@ def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rol
     assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
-def left_by(wrong, name="an error"):
-    """A fit of 50 positions of which so many are wrong."""
-    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
-    return Fit("float32", "raw", ratios, ratios, ratios, name)
-
-
-@pytest.mark.parametrize(
-    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
-    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
-)
-def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
-    plain = left_by(as_computed, AS_IT_IS)
-    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
-    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)
-
-
-@pytest.mark.rounding
-def test_what_explains_most_comes_first_and_of_equals_the_simplest(exact_rollouts, model):
-    scores, _ = scores_of(model, exact_rollouts)
-    noises = noises_of("float32", model, scores, Known())
-    exact_values = [each.views["raw"].logprobs for each in scores]
-    shifted = Hypothesis("shifted", undo=lambda reported, exact: ([values + 0.5 for values in reported], "by a half"))
-    tried = [AS_COMPUTED, Hypothesis("as many"), shifted]
-    for values, order in (
-        (exact_values, ["as computed", "as many", "shifted"]),
-        ([values - 0.5 for values in exact_values], ["shifted", "as computed", "as many"]),
-    ):
-        fits = explanations(values, tried, [scores] * 3, noises, "float32", ["raw"])
-        assert [each.name for each in fits] == order
-        assert [each.num_wrong for each in fits] == sorted(each.num_wrong for each in fits)
-        assert fits[order.index("shifted")].words == "shifted (by a half)"
-
-
-def test_words_of_readings():
-    cool = SamplingParams(temperature=0.7, top_p=0.9)
-    assert reading_words("processed", "raw", cool) == "temperature not applied, not renormalised over the kept tokens"
-    assert reading_words("processed", "tempered", cool) == "not renormalised over the kept tokens"
-    assert reading_words("raw", "tempered", cool) == "temperature applied"
-    assert reading_words("raw", "tempered", SamplingParams()) == ""
-    assert (
-        reading_words("raw", "tempered at 0.65", SamplingParams()) == "at temperature 0.65, which the file does not say"
-    )
-
-
 MISTAKES = {
     "log-probabilities shifted by one position (of the token before)": lambda values: (values[-1], *values[:-1]),
     "log-probabilities shifted by one position (of the token after)": lambda values: (*values[1:], values[0]),
@@ -228,19 +176,6 @@ def test_a_temperature_is_fitted_as_a_number(stated, exact_rollouts, model):
     words = "at temperature 0.653, which the file does not say"
     words = words if stated == 1.0 else "a temperature of 0.653 other than the stated one"
     assert [finding.words.partition(": ")[2] for finding in report.findings] == [words, words]
-
-
-def test_a_fitted_temperature_has_as_few_digits_as_leave_hardly_more():
-    logits = np.random.default_rng(0).normal(0.0, 4.0, (200, 50))
-
-    def logprobs_at(temperatures):
-        scaled = np.array([logits / temperature for temperature in temperatures])
-        return scaled[..., 0] - np.log(np.exp(scaled).sum(axis=-1))
-
-    for temperature in (0.65, 0.6537, 1.3):
-        assert fitted_temperature(logprobs_at([temperature])[0], logprobs_at) == temperature
-    rounded = logprobs_at([0.65])[0] + np.random.default_rng(1).normal(0.0, 0.1, 200)
-    assert fitted_temperature(rounded, logprobs_at) == pytest.approx(0.65, abs=0.03)
 
 
 @pytest.mark.rounding

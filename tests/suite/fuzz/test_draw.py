@@ -66,52 +66,6 @@ def test_each_trace_is_valid_and_within_what_may_be_asked(seed: int, around: Aro
         assert begins or not around.needs_first
 
 
-def kinds(trace: Trace, around: Around) -> set[str]:
-    """What is special about a trace, by names."""
-    features = set()
-    prompts = [request.prompt_token_ids for request in trace.requests]
-    for index, request in enumerate(trace.requests):
-        features |= {"left before the first token"} if request.abort_after == 0 else set()
-        features |= {"left midway"} if request.abort_after else set()
-        features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
-        features |= {"several"} if request.params.n > 1 else {"sampled"} if request.is_sampled else set()
-        features |= {"again"} if request.prompt_token_ids in prompts[:index] else set()
-        prompt = request.prompt_token_ids
-        features |= {"longer"} if prompt[:-1] in prompts[:index] else set()
-        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == prompt[:-1]]
-        features |= {"another last token"} if any(other != prompt for other in same) else set()
-        features |= (
-            {"waits for tokens"}
-            if request.after_tokens
-            else {"waits for an end"}
-            if request.after is not None
-            else set()
-        )
-        features |= (
-            {"long after short"}
-            if request.after is not None and len(request.prompt_token_ids) > 3 * len(prompts[request.after])
-            else set()
-        )
-        off = len(request.prompt_token_ids) % around.block
-        features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
-        features |= {"over a chunk"} if len(request.prompt_token_ids) > around.chunk else set()
-        features |= {"tiny"} if len(request.prompt_token_ids) <= 3 else set()
-        features |= {"with BOS"} if request.prompt_token_ids[:1] == around.first else {"without BOS"}
-    at_once = sum(request.after is None for request in trace.requests)
-    return features | ({"more than slots"} if at_once > around.slots else set())
-
-
-@pytest.mark.slow
-def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
-    seen: Counter[str] = Counter()
-    for trace in drawn(SMALL, 250):
-        seen.update(kinds(trace, SMALL))
-    wanted = """left before the first token;left midway;cold;streamed;stop;pause;several;sampled;again;longer;
-        another last token;waits for tokens;waits for an end;long after short;at a border;behind a border;
-        before a border;between;over a chunk;tiny;with BOS;without BOS;more than slots"""
-    assert {name.strip() for name in wanted.split(";")} - {name for name, count in seen.items() if count >= 3} == set()
-
-
 def test_what_the_engine_does_not_take_or_is_left_out_is_not_drawn() -> None:
     for trace in drawn(Around(4, 24, 4, 90, ALPHABET), 30):
         assert all(sent.stop is None and not sent.is_sampled and sent.params.n == 1 for sent in trace.requests)
@@ -137,12 +91,6 @@ def test_requests_cross_256_and_512_where_the_context_holds_them(longest: int, w
         end = max(len(sent.prompt_token_ids) + sent.max_tokens for sent in trace.requests)
         seen.update(border for border in FAR if end > border + 1)
     assert {border for border, count in seen.items() if count >= 3} == wanted
-
-
-def test_many_lengths_are_at_the_borders_of_blocks_and_chunks() -> None:
-    around = Around(100, 1000, 4, 100_000, ALPHABET)
-    seen = Counter((drawn_length(around, Random(seed)) + 1) % 100 for seed in range(400))
-    assert all(seen[off] >= 12 for off in (0, 1, 2)), seen  # one before, at, and behind
 
 
 @pytest.mark.parametrize(

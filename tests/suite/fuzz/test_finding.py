@@ -215,13 +215,6 @@ def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, s
     assert (shown.kind, sentence in shown.what) == (TEXT, True), shown
 
 
-def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
-    sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
-    played = Played(((said,),))
-    assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
-    assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None
-
-
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
@@ -255,24 +248,3 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
 
 
 # What is right
-
-
-def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
-    token_ids = [token for token, _, _ in right(PROMPT)]
-    answer_tokens = ByTruth(model(), "float32").right(greedy("", PROMPT, 6), None)
-    assert [token.token_id for token in answer_tokens] == token_ids
-    assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
-    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
-    at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
-    cut = ByTruth(model(), "float32").right(greedy("", PROMPT, 6, stop=stop), None)
-    assert [token.token_id for token in cut] == token_ids[: at + 1]
-
-
-def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
-    sent = greedy("", PROMPT, 2, temperature=1.0)
-    answer_tokens = ByTruth(model(), "float32").right(sent, answer([A[5], A[6]]))
-    assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
-        token.decided for token in answer_tokens
-    )
-    for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
-        assert ByTruth(model(), "float32").right(sent, seen) == []

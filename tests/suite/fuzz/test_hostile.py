@@ -177,14 +177,6 @@ def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told
     assert reported is not None and (reported.kind, told in reported.what) == (IMPOSSIBLE, True), reported
 
 
-@pytest.mark.parametrize("cached", [10**400, "4"])
-def test_an_impossible_count_of_cached_tokens_is_ignored(here: Here, cached: Any) -> None:
-    spoil = lambda fields: fields["usage"].update(prompt_tokens_details={"cached_tokens": cached})  # noqa: E731
-    done = played(here, ONE, lambda server: setattr(server, "spoil", spoil))
-    assert ByTruth(model(), "float32").finding(ONE, done) is None
-    assert done.answers[0][0].cached_tokens is None
-
-
 # What the server tells of itself
 
 
