@@ -32,7 +32,6 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine import engine
 from lfm2np.engine.generation import collect
 from lfm2np.engine.sampling.logprobs import token_logprobs
-from lfm2np.engine.teacher_forcing import score
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
 from lfm2np.oracle.judging.formats import round_to_float16 as to_float16
 
@@ -94,19 +93,6 @@ def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
     for cut in (1, 2, 5, 23):
         other = ids[:cut] + rng.integers(0, model.config.vocab_size, 5).tolist()
         assert model.logits(other)[:cut].tobytes() == whole[:cut].tobytes()
-
-
-@given(st.lists(st.integers(0, 299), min_size=1, max_size=12), st.integers(1, 6))
-def test_generation_is_the_argmax_of_the_logits_of_everything_so_far(model, prompt, max_tokens):
-    completion = model.generate(prompt, max_tokens=max_tokens)
-    ids = [*prompt, *completion.token_ids]
-    rows = model.logits(ids)[len(prompt) - 1 : -1]
-    assert [int(np.argmax(row)) for row in rows] == list(completion.token_ids)
-    stopped = [token_id in model.config.eos_token_ids for token_id in completion.token_ids]
-    assert not any(stopped[:-1])
-    assert completion.finish_reason == ("stop" if stopped[-1] else "length")
-    assert stopped[-1] or len(completion.token_ids) == max_tokens
-    assert completion.text == model.tokenizer.decode(completion.token_ids)
 
 
 UNLIKE = ("all_attention", "all_convolution", "lfm3_minimal_config", "lfm3_window_of_one", "moe_published")
@@ -198,15 +184,6 @@ def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
         assert s.rank == order.index(s.token_id) + 1
         assert s.margin == row[s.token_id] - max(row[i] for i in range(300) if i != s.token_id)
         assert s.logprob == pytest.approx(row[s.token_id] - np.log(np.exp(row - row.max()).sum()) - row.max(), abs=1e-9)
-
-
-def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
-    ids = [1, 5, 9, 200, 7, 7, 7, 250]
-    whole = model.score(ids)
-    monkeypatch.setattr("lfm2np.engine.teacher_forcing.LOGITS_AT_ONCE", 300)
-    seen: list[tuple[int, int]] = []
-    assert score(model.weights, model.config, model.numerics, ids, lambda *args: seen.append(args)) == whole
-    assert seen == [(1, 2), (2, 2)], "one call a layer"
 
 
 def test_the_size_of_temporary_pieces_changes_no_bit(model, monkeypatch):

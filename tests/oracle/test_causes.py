@@ -16,9 +16,7 @@ from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
-from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.sending import possible_requests
 from lfm2np.oracle.workloads import CASES, noted
 
 NEW = 4  # tokens of each request
@@ -357,14 +355,6 @@ def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_ca
     assert more == [(0, 1), (1, 2), (2, 2), (3, 1)]
     assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
     assert noted(requests) == requests
-
-
-def test_the_first_of_a_batch_is_the_first_that_could_be_put() -> None:
-    silent, with_text = request_of(1, [1]), replace(request_of(2, [2]), prompt_text="b")
-    possible, impossible = possible_requests(Trace((silent, with_text)), Abilities("texts only", takes_token_ids=False))
-    assert impossible == [silent]
-    assert possible is not None
-    assert noted([possible])[0].requests[0].tags["place"] == 0
 
 
 def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:

@@ -292,14 +292,6 @@ def test_the_worst_error_is_not_below_their_root_mean_square() -> None:
     assert largest_error([replace(beyond, error_ratio=1.0)]) == LIMIT and not group_of([within]).is_off
 
 
-def test_what_is_known_is_not_scored_again_and_says_the_same(model: Model) -> None:
-    pairs, known = told(model), Known()
-    first = judge(model, "float32", pairs, None, known)
-    count = len(known.truths)
-    assert judge(model, "float32", pairs, None, known) == first == judge(model, "float32", pairs)
-    assert len(known.truths) == count
-
-
 # --- what is asked
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from faults import Edit, Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
-from lfm2np.engine.work.place import Place, cut
+from lfm2np.engine.work.place import Place
 from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth
@@ -131,25 +129,3 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
     assert WORDS[fault] in result.total.reasons[0]
     first = result.total.first_wrong
     assert first is not None and first.row > 250
-
-
-def test_runs_hold_what_shares_a_long_beginning() -> None:
-    sizes = [100, 90, 90, 30, 30, 200]
-
-    def shared(count: int) -> Callable[[int, int], int]:
-        return lambda index, before: min(count, sizes[index] - 1)
-
-    assert cut(range(6), sizes, 40) == [[0], [1], [2], [3], [4], [5]]
-    assert cut(range(3), sizes, 40, shared(80)) == [[0, 1, 2]]
-    assert cut(range(3), sizes, 40, shared(40)) == [[0], [1], [2]]
-    assert cut([5, 0], sizes, 40, shared(50)) == [[5, 0]]
-
-
-def test_common_prefix() -> None:
-    drawn = np.random.Generator(np.random.Philox(key=3))
-    for _ in range(50):
-        ids = drawn.integers(0, 2, 40).tolist()
-        other = drawn.integers(0, 2, 37).tolist()
-        count = next((index for index in range(37) if ids[index] != other[index]), 37)
-        assert ragged.common_prefix(ids, tuple(other)) == count
-        assert ragged.common_prefix(ids, ids[:12]) == 12

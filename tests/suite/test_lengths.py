@@ -14,8 +14,8 @@ from lfm2np.suite import adapters
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.properties import driver
 from lfm2np.suite.runner import run_property
-from lfm2np.suite.strategies.lengths import Lengths, common_text, lengths_of
-from lfm2np.suite.strategies.scenarios import counts, greedy_params, scenarios
+from lfm2np.suite.strategies.lengths import Lengths, lengths_of
+from lfm2np.suite.strategies.scenarios import greedy_params, scenarios
 
 
 def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
@@ -29,20 +29,6 @@ def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
 
     keep()
     return examples
-
-
-def test_lengths_stand_around_multiples_of_blocks_and_chunks():
-    lengths = set(drawn(counts(Lengths(16, 100, 8, 320), 320), 300))
-    assert {1, 15, 16, 17, 99, 100, 101, 299, 300, 301, 320} <= lengths
-    for length in lengths - {1, 320}:
-        assert min(abs(length - unit * round(length / unit)) for unit in (16, 100)) <= 1
-
-
-def test_the_common_text_begins_the_same_and_has_no_short_period():
-    assert common_text(600)[:300] == common_text(300)
-    assert common_text(5) == (3, 4, 3, 5, 4)
-    text = common_text(600)[14:]  # without the beginning, which is written out
-    assert all(text[period:] != text[:-period] for period in range(1, 300))
 
 
 def test_scenarios_at_length_fit_the_model_and_the_memory():

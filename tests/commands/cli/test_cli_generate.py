@@ -199,14 +199,6 @@ def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFi
         == sum(drafts["accepted_at"])
         == sum(o["metrics"]["accepted_tokens"] for o in report["outputs"])
     )
-    assert drafts["steps_saved"] == report["summary"]["generated_tokens"] - sum(
-        o["metrics"]["steps"] for o in report["outputs"]
-    )
-    assert len(drafts["proposed_at"]) == 3
-    assert drafts["proposed_at"] == sorted(drafts["proposed_at"], reverse=True)
-    assert all(
-        accepted <= proposed for accepted, proposed in zip(drafts["accepted_at"], drafts["proposed_at"], strict=True)
-    )
     assert report["summary"]["steps"] < 9 or kind == "ngram"
 
 

@@ -234,20 +234,6 @@ def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):
     ]
 
 
-def test_tokens_as_ids_where_that_is_asked_for(served: Served):
-    _, reply = served.ask(
-        "/v1/completions",
-        {"prompt": [1], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
-    )
-    (choice,) = reply["choices"]
-    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
-
-
-def test_no_two_tokens_share_a_name():
-    names = [token_name(model(), token_id) for token_id in range(model().config.vocab_size)]
-    assert len(set(names)) == len(names)
-
-
 def test_a_prefix_that_is_known_is_counted_and_a_salt_keeps_it_apart(served: Served):
     ids = list(range(20, 44))
 

@@ -101,16 +101,6 @@ def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() 
     assert (counts.tokens, counts.output_tokens, counts.steps) == (23, 4, 4)
 
 
-def test_time_in_steps_beyond_what_was_measured_is_reported() -> None:
-    cost = CostModel("small steps", "none", ({"1": 1.0},), largest={"tokens": 10, "requests": 4, "read": 22})
-    counts = run(SchedulerConfig(8), [arrival(0, 0.0, 20, 5)], cost)  # step 0 is too large; 3 and 4 read too much
-    assert counts.beyond == 3 * NANOSECONDS
-    figures, counts = simulate(Scenario(Traffic("poisson:requests=1", 1.0), SchedulerConfig(99), cost))
-    assert "100 % of the busy time is in steps larger than any that was measured" in as_text(
-        simulation_report(figures, counts)
-    )
-
-
 def test_what_arrives_during_a_step_waits_for_its_end() -> None:
     counts = run(SchedulerConfig(8), [arrival(0, 0.0, 3, 3), arrival(1, 0.25, 3, 1)])
     assert spans_of(counts, "queued") == [0, round(0.75 * NANOSECONDS)]
@@ -207,11 +197,6 @@ def test_a_report_has_all_figures_and_a_page_the_course_of_the_queue() -> None:
         assert words in text
     assert report.figures["requests"]["arrived"] == 60 and report.figures["steps"]["all"] == counts.steps
     assert "Requests that wait to be admitted" in as_html(report)
-
-
-def test_a_thousand_requests_larger_than_the_pool_are_counted_by_reason() -> None:
-    counts = run(SchedulerConfig(4, block_size=4), [arrival(number, 0.0, 100 + number, 1) for number in range(1000)])
-    assert not counts.arrived and list(counts.refused.values()) == [1000]
 
 
 def test_a_request_that_leaves_is_aborted_at_its_time() -> None:

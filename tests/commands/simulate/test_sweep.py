@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
-from lfm2np.commands.simulate.curve import ticks_around
 from lfm2np.commands.simulate.result import Scenario
 from lfm2np.commands.simulate.sweep import (
     Target,
@@ -124,12 +123,6 @@ def test_a_picture_has_a_line_for_each_configuration_that_is_not_saturated() -> 
     assert "target: 100 ms" in picture and "policy fcfs" in picture and "requests a second" in picture
     with pytest.raises(RequestError, match="every run is saturated"):
         curve(swept("policy=static", "rate=500:1000"), None)
-
-
-def test_ticks_stand_around_all_values() -> None:
-    assert ticks_around([0.03, 0.4]) == [0.02, 0.05, 0.1, 0.2, 0.5]
-    assert ticks_around([10.0]) == [10.0, 20.0]
-    assert ticks_around([1e-3, 2e3]) == [10.0**decade for decade in range(-3, 5)]
 
 
 def test_memory_says_how_many_blocks_there_are() -> None:

@@ -196,15 +196,3 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
             expected = KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64)
         assert np.array_equal(output, expected)
         assert np.array_equal(engine.in_cache(values[..., :32], KEPT[name].keep), KEPT[name].keep(values[..., :32]))
-
-
-@pytest.mark.rounding
-def test_turning_twice_is_nothing_and_spreads_an_outlier() -> None:
-    heads = np.zeros((3, 2, 128), F32)
-    heads[1, 1, 70] = 8.0
-    once = formats.turned(heads)
-    assert np.abs(once[1, 1, 64:]).tolist() == [1.0] * 64 and not once[1, 1, :64].any() and not once[0].any()
-    assert np.array_equal(formats.turned(once), heads)
-    random = np.random.default_rng(0).normal(size=(2, 64)).astype(F32)
-    assert np.allclose(formats.turned(formats.turned(random)), random, atol=1e-5)
-    assert np.allclose(np.square(formats.turned(random)).sum(-1), np.square(random).sum(-1), rtol=1e-5)

@@ -18,7 +18,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.dialects import SGLANG, VLLM
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
-from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
+from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, routed, swapped
 from lfm2np.truth import reference
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
@@ -66,15 +66,6 @@ def test_a_difference_is_seen_exactly_where_another_choice_was_better(values: li
         assert mismatch.expert in experts and mismatch.instead_of not in experts
         behind = max(values[i] for i in range(len(values)) if i not in experts) - min(values[i] for i in experts)
         assert mismatch.ratio == pytest.approx(behind / np.sqrt(0.5))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(1, 4))
-def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: list[int], count: int) -> None:
-    preferred, squares = np.array([[values]], np.float32), np.full((1, 1, 4), 2.0, np.float32)
-    ((margin,),) = margins(preferred, squares, count)
-    order = sorted(values, reverse=True)
-    assert margin == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))
 
 
 def test_reported_routes_come_in_several_forms(published: Model) -> None:

@@ -88,18 +88,6 @@ def test_what_cannot_be_recorded_is_one_line_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["vllm_recorder", "llama_cpp_recorder", "llama_cpp_slot", "openvino_recorder"])
-def test_a_mixture_is_refused_in_one_line_before_the_engine_is_looked_for(
-    tmp_path: Path, capsys: Any, name: str
-) -> None:
-    """By those of fixtures/engines/recorders, which these commands call as any engine of one's own."""
-    model, output = str(mixture(PLAIN)), str(tmp_path / "dump")
-    command = ["record", f"recorders.{name}:factory", "--model", model, "--prompt-ids", "1", "-o", output]
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert "a model of type lfm2_moe can't be recorded there" in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
 def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsys: Any, numerics: str) -> None:
     model, file = str(mixture(PLAIN)), str(tmp_path / "dump.safetensors")

@@ -14,8 +14,8 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import report_of
-from lfm2np.suite.itself.questions import Sizes, questions
-from lfm2np.suite.itself.relations import NAMES, RELATIONS, piece_of
+from lfm2np.suite.itself.questions import Sizes
+from lfm2np.suite.itself.relations import NAMES, RELATIONS
 from lfm2np.suite.itself.rounding_spread import Outcome
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
@@ -119,23 +119,6 @@ def test_a_stop_string_left_in_the_text_and_a_token_that_is_not_the_likeliest_br
 ) -> None:
     chosen = [each for each in RELATIONS if each.name in ("stop", "greedy", "batch")]
     assert broken(asking(Pretend(1e-6, **engine)).run(chosen)) == {relation}  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("block", [4, 16])
-def test_prompts_share_blocks_as_a_prefix_cache_may_confuse_them(block: int) -> None:
-    prompts = [sent.prompt_token_ids for sent in questions(Sizes(block=block, chunk=128, vocab=500), 0)]
-    longest, changed, inner = prompts[7], prompts[3], prompts[4]
-    assert [at for at, (one, other) in enumerate(zip(changed, longest, strict=False)) if one != other] == [block + 1]
-    assert inner == changed[block : 3 * block + 1]
-
-
-def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character() -> None:
-    assert piece_of("abc def", at_end=True) == "def" and piece_of("abc def", at_end=False) == "def"
-    assert piece_of("one two ", at_end=True) == "two"
-    for at_end in (True, False):
-        assert [piece_of(text, at_end) for text in ("", "  ", "\ufffd\ufffd", "\n\n\n\n")] == [None] * 4
-        piece = piece_of("one two\ufffd three", at_end)
-        assert piece is not None and piece == piece.strip() and piece in "one two\ufffd three"
 
 
 def test_equal_bits_can_be_demanded() -> None:
