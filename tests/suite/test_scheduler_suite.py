@@ -451,6 +451,8 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--xfails", "no.txt"]) == 2
+    assert "--xfails no.txt: " in capsys.readouterr().out
     assert pytest.main([*command, "--scheduler", ""]) == 4
     assert "--scheduler: an empty name" in capsys.readouterr().err
     assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4

@@ -107,6 +107,13 @@ def test_another_file_is_refused_in_one_line(tmp_path, change, named):
     assert str(caught.value).startswith(f"{path}: ") and named in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
+def test_what_is_no_object_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "model.json").write_bytes(content)
+    with pytest.raises(RequestError, match=r"^[^\n]*model.json: [^\n]+$"):
+        read_cost_model(tmp_path / "model.json")
+
+
 # --- published figures
 
 CHANGED = {  # from LFM2-350M's config

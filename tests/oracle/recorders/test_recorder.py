@@ -97,6 +97,7 @@ def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
         ("token_ids", [5], "kept already"),
         ("x", ["text"], "expected numbers with a row for each token"),
         ("x", 3.0, "expected numbers with a row for each token"),
+        ("lm_head", np.zeros((4, 4)), "expected at most 1"),
     ):
         with pytest.raises(DumpError, match=words):
             recorder.keep(name, values)
@@ -118,6 +119,8 @@ def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_
             parse_dump(bytes(changed), "dump", CONFIG)
     assert read(recorder).format == "bfloat16"
     assert parse_dump(save(recorder.tensors()), "dump", CONFIG).format is None
+    with pytest.raises(DumpError, match="format 'int3' in its metadata"):
+        parse_dump(save(recorder.tensors(), {"format": "int3"}), "dump", CONFIG)
 
 
 # --- steps in words

@@ -19,6 +19,7 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
 from lfm2np.oracle.rollouts.exact import item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.hypotheses import packed_before, route_hypotheses, seen_hypotheses
 from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
@@ -195,6 +196,15 @@ def test_a_temperature_that_the_file_does_not_say(model):
     side = judge_rollouts(model, read("trl_rollouts.jsonl", model), Options()).sides["sampler"]
     assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "tempered at 0.7")
     assert "which the file does not say" in side.reasons[1]
+
+
+def test_what_came_before_in_a_pack_and_the_trainers_routes_are_tried(exact_rollouts):
+    """An attention leak sees all of the pack, a convolution the last tokens."""
+    packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
+    assert [len(each.variants["5"]["before"]) for each in seen_hypotheses("leak", packed_before(packed))] == [3, 5, 5]
+    routes = (((0, 1),),) * 3
+    tried, *_ = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
+    assert route_hypotheses(exact_rollouts) == [] and tried.variants == {"0": {"routes": routes}}
 
 
 @pytest.mark.rounding

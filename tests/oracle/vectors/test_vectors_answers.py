@@ -157,6 +157,15 @@ def test_answers_that_are_none_are_refused(tmp_path: Path, line: str, message: s
         vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
 
 
+@pytest.mark.parametrize("field", ["vectors", "formats", "limit", "scripts"])
+def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str) -> None:
+    for value in (None, [{"id": "a"}]) if field == "scripts" else (None, []):
+        with pytest.raises(
+            vectors_plain.PlainError, match=r"not a sound vector set|is not in the vector set|format 'f"
+        ):
+            vectors_plain.judge({**packaged(), field: value}, right_answers(packaged()), "float32")
+
+
 def test_the_plain_checker_needs_neither_numpy_nor_this_package() -> None:
     nodes = list(ast.walk(ast.parse(PLAIN.read_text())))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

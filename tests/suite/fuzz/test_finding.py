@@ -247,4 +247,9 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     assert kind((good, good), None) is None
 
 
-# What is right
+def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
+    sent = greedy("", PROMPT, 2, temperature=1.0)
+    drawn_tokens = ByTruth(model(), "float32").right(sent, answer([A[5], A[6]]))
+    assert [(token.token_id, token.decided) for token in drawn_tokens] == [(A[5], False), (A[6], False)]
+    for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
+        assert ByTruth(model(), "float32").right(sent, seen) == []

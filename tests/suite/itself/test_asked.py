@@ -15,7 +15,7 @@ from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.questions import Sizes
-from lfm2np.suite.itself.relations import NAMES, RELATIONS
+from lfm2np.suite.itself.relations import NAMES, RELATIONS, piece_of
 from lfm2np.suite.itself.rounding_spread import Outcome
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
@@ -119,6 +119,13 @@ def test_a_stop_string_left_in_the_text_and_a_token_that_is_not_the_likeliest_br
 ) -> None:
     chosen = [each for each in RELATIONS if each.name in ("stop", "greedy", "batch")]
     assert broken(asking(Pretend(1e-6, **engine)).run(chosen)) == {relation}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character(at_end: bool) -> None:
+    assert [piece_of(text, at_end) for text in ("", "  ", "\ufffd\ufffd")] == [None] * 3
+    piece = piece_of("one two\ufffd three", at_end)
+    assert piece is not None and piece == piece.strip() and "\ufffd" not in piece
 
 
 def test_equal_bits_can_be_demanded() -> None:
