@@ -41,7 +41,7 @@ from lfm2np.oracle.judging.verdict import (
 )
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.total import total
-from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
+from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, rounds
 
 pytestmark = pytest.mark.rounding
 
@@ -66,30 +66,6 @@ def test_a_right_engine_of_a_format_is_right(model: Model, name: str) -> None:
     result = checked_target(model, Kept(f"engines:{name}", model.path), name, cases)
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
     assert 0.0 < result.total.rms < 2.0 and result.total.worst < LIMIT
-
-
-FAULTS = {
-    "slot-index-wraps-modulo-2": "requests of a batch read or write each other's rows",
-    "prefix-hit-without-its-state": "wrong in 20 of 20 requests that hit the prefix cache, right in all 20 others",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> None:
-    cases = ("short-prompts", "prefixes") if "prefix" in fault else QUICK
-    target = PythonTarget("engines:chunked", model.path)
-    with inject(fault):
-        target.probe()
-        pairs = [
-            pair
-            for round_ in noted(rounds(Writer(model.config, model.tokenizer, 4), cases))
-            for pair in answered(target, round_.requests)
-        ]
-    result = judged(model, Abilities("broken"), "float32", pairs)
-    assert result.total.verdict is Verdict.BUG
-    assert FAULTS[fault] in result.total.reasons[0], result.total.reasons
-    assert result.total.first_wrong is not None
 
 
 class Racing(Changed):

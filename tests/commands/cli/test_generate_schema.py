@@ -41,8 +41,6 @@ OPTIONS = [
     [*TWO, "--speculative", "draft", "--prove"],
     [*TWO, *CRAMPED],
     [*TWO, "--no-prefix-caching", "--policy", "static", "--max-num-seqs", "1"],
-    [*ONE, "--numerics", "float32"],
-    ["--prompt-ids", "1,17,42", "--max-tokens", "2", "--numerics", "float64"],
     [*TWO, "--numerics", "bfloat16"],
     ["--requests", "FILE", "--prove"],
 ]

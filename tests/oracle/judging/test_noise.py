@@ -122,6 +122,12 @@ def test_no_bit_of_the_truth_depends_on_the_number_of_threads(
         assert getattr(truth, name).tobytes() == getattr(alone, name).tobytes(), name
 
 
+def test_a_token_that_was_not_looked_at_is_no_number(model: Model) -> None:
+    truth = truth_of(model, IDS[:4], {})
+    with pytest.raises(KeyError):
+        truth.at(0, next(token for token in range(model.config.vocab_size) if token not in truth.columns[0]))
+
+
 def item_of(ids: Sequence[int]) -> dict[str, Any]:
     rows = np.arange(len(ids) - 1)
     return {"token_ids": list(ids), "rows": rows, "columns": np.zeros((len(rows), 1), np.int64), "routes": None}

@@ -18,7 +18,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.dialects import SGLANG, VLLM
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
-from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, routed, swapped
+from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
 from lfm2np.truth import reference
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
@@ -66,6 +66,10 @@ def test_a_difference_is_seen_exactly_where_another_choice_was_better(values: li
         assert mismatch.expert in experts and mismatch.instead_of not in experts
         behind = max(values[i] for i in range(len(values)) if i not in experts) - min(values[i] for i in experts)
         assert mismatch.ratio == pytest.approx(behind / np.sqrt(0.5))
+
+
+def test_where_every_expert_is_chosen_no_other_choice_is_near() -> None:
+    assert (margins(np.ones((1, 1, 4), np.float32), np.ones((1, 1, 4), np.float32), 4) == np.inf).all()
 
 
 def test_reported_routes_come_in_several_forms(published: Model) -> None:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from jsonschema import Draft202012Validator
-from reports import COMMAND, HOSTILE, hostile, inconclusive, made, position, short, unanswered
+from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
 from reports import right as right_check
 from reports import wrong as wrong_check
 
@@ -46,6 +46,11 @@ def wrong() -> Checked:
 
 
 # --- exit codes
+
+
+def test_exit_codes_say_right_wrong_or_unknown() -> None:
+    codes = {"EXACT": 0, "TIE": 0, "ROUTE": 0, "DRIFT": 1, "BUG": 1, "INCONCLUSIVE": 2}
+    assert {str(verdict): exit_code(verdict) for verdict in Verdict} == codes
 
 
 # --- text
@@ -207,6 +212,10 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         assert (
             f"{number(case_positions[0].error)} nats" in message.text and f"row {case_positions[0].row}" in message.text
         )
+
+
+def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
+    assert [suite_of(checked).get("failures") for checked in (drift(), tie())] == ["2", "0"]
 
 
 def test_junit_skips_what_can_not_be_judged() -> None:
