@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engines import checked, checked_right
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.everywhere import constant_cause
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.judging.constants import Constant, ConstantSearch
+from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Projection, Reported
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -89,3 +90,15 @@ def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
     hidden_cause = constant_cause(search, is_wrong=False)
     assert hidden_cause is not None and hidden_cause.sure == "likely"
     assert hidden_cause.where.endswith("norm_eps is smaller by about 90 % or rope_theta is larger by about 1 %")
+
+
+def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_are_right() -> None:
+    """Rotation that wraps at position 64 was "as if the scale of attention is smaller by 4.7 %": at most positions
+    nothing was left, as nothing had been there."""
+    random = np.random.default_rng(0)
+    errors, effect = random.normal(size=(2, 1000))
+    errors[:100] *= 300.0
+    reported = Reported([], [], errors, np.ones(1000))
+    assert Projection("x", effect, reported).explained(0.1).left > 0.9
+    reported = Reported([], [], np.where(errors > 10.0, 300.0, 1.0) * effect, np.ones(1000))
+    assert Projection("x", np.asarray(reported.errors), reported).explained(1.0).left == 0.0

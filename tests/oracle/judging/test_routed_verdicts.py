@@ -17,7 +17,8 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
-from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.judge import judge, near_ties
+from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability
 from lfm2np.oracle.total import total
@@ -171,3 +172,22 @@ def test_too_many_tokens_elsewhere_are_a_bug_though_each_may_be(published: Model
     pair = said(published)
     assert total(published, "float32", [pair], rare).verdict is Verdict.BUG
     assert route_probability(positions) == (0, 1.0)
+
+
+def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change() -> None:
+    gaps = np.full((9, 3), LIMIT + 0.1)
+    gaps[1, 2], gaps[4, 0], gaps[4, 1], gaps[7, 0] = 3.0, LIMIT, 0.5, 0.1
+    assert near_ties(gaps, 6) == [(4, 1), (1, 2), (4, 0)]
+    assert near_ties(gaps, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
+
+
+def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
+    """Two engines, three tokens: one of them went elsewhere in one engine, and erred by 3 there, to either side."""
+    errors = np.zeros((2, 3, 4), np.float32)
+    errors[1, 0] = [3.0, -3.0, 3.0, -3.0]
+    rerouted = np.zeros((2, 3), bool)
+    rerouted[1, 0] = True
+    quiet = Noise((0, 7), np.zeros((2, 1, 4), np.float32), np.array([5.0]), rerouted=np.zeros((2, 1), bool))
+    first, second = loosened([Noise((0, 7), errors, spread_of(errors), rerouted=rerouted), quiet])
+    assert first.spread.tolist() == [3.0, 3.0, 3.0] and second.spread.tolist() == [5.0]
+    assert loosened([quiet])[0].spread.tolist() == [5.0]

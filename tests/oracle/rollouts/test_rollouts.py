@@ -18,9 +18,9 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, scores_of, views_from
 from lfm2np.oracle.rollouts.hypotheses import packed_before, route_hypotheses, seen_hypotheses
-from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
+from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -235,3 +235,19 @@ def changed_layer(model, folder):
     data[start:stop] = data[middle:stop] + data[start:middle]
     path.write_bytes(data)
     return lfm2np.load(folder / "older")
+
+
+def left_by(wrong, name="an error"):
+    """A fit of 50 positions of which so many are wrong."""
+    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
+    return Fit("float32", "raw", ratios, ratios, ratios, name)
+
+
+@pytest.mark.parametrize(
+    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
+    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
+)
+def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
+    plain = left_by(as_computed, AS_IT_IS)
+    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
+    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)

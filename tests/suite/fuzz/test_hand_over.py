@@ -22,8 +22,8 @@ from lfm2np.oracle.engines.target import Played
 from lfm2np.suite.fuzz import hand_over as handing
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, reproducer, require_place
-from lfm2np.suite.fuzz.judge import ByTruth, Finding
+from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, reproducer, require_place, row_of
+from lfm2np.suite.fuzz.judge import ByTruth, Finding, Right
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -267,3 +267,22 @@ def test_a_title_can_not_change_the_script(dialect: Dialect) -> None:
     code = compile(text, "reproduce.py", "exec")
     assert code is not None and text.count("def answer(replies):") == 1
     assert text.splitlines()[0].startswith('"""<script') and "@@ANSWER@@" in text.splitlines()[0]
+
+
+def right(*tokens: int) -> list[Right]:
+    return [Right(token, -1.0, 0.1, True) for token in tokens]
+
+
+def test_tokens_behind_an_end_are_expected_only_if_the_server_goes_on() -> None:
+    def tokens(ends: tuple[int, ...]) -> tuple[list[int], bool]:
+        row = row_of(Trace((greedy("", (5,), 4),)), 0, {}, right(9, 4, 8), ends)
+        return [token[0] for token in row["right"]], row.get("may_go_on", False)
+
+    assert tokens(()) == ([9, 4, 8], False)
+    assert tokens((4,)) == ([9, 4], True)
+
+
+def test_the_script_does_not_judge_what_it_can_not() -> None:
+    several = Trace((greedy("", (5,), 4, temperature=1.0, n=2), greedy("", (5,), 4, temperature=1.0, stop="a")))
+    assert all("right" not in row_of(several, index, {}, right(9), ()) for index in (0, 1))
+    assert "right" not in row_of(several, 0, {}, None, ())

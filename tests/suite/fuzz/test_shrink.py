@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Request, Trace, greedy
-from lfm2np.suite.fuzz.shrink import shrunk
+from lfm2np.suite.fuzz.shrink import shrunk, without
 
 Fails = Callable[[Trace], bool]
 SEVEN = (10, 11, 12, 13, 14, 15, 16)
@@ -103,3 +103,11 @@ def test_it_ends_and_tries_only_traces_that_differ_from_the_best(trace: Trace, b
         return failed
 
     assert shrunk(trace, fails) == best[0]
+
+
+def test_those_that_waited_for_one_that_is_gone_wait_for_what_it_waited_for() -> None:
+    left = without(BIG, 1, 1)
+    assert left is not None
+    assert [request.after for request in left.requests] == [None, None, 0, 2]
+    assert left.requests[2].after_tokens == 2
+    assert without(BIG, 0, 5) is without(BIG, 5, 1) is None

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import MOST_REQUESTS, Trace
+from lfm2np.oracle.engines.records import MOST_REQUESTS, Trace, greedy
 from lfm2np.oracle.engines.records_json import trace_as_json, trace_from_json
-from lfm2np.suite.fuzz.trace import joined, relabelled
+from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
 FIRST = {"prompt_token_ids": [5, 6], "max_tokens": 8}
 
@@ -113,3 +113,13 @@ def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:
             assert new.after == (None if number == 0 and old.after is None else after)
             assert replace(new, after=old.after if index else None) == old
         start += len(trace.requests)
+
+
+def test_a_calm_trace_has_the_same_requests_one_after_another() -> None:
+    trace = Trace(
+        (greedy("", (5,), 4), greedy("", (6,), 2), greedy("", (7,), 1, after=0, after_tokens=2, abort_after=0))
+    )
+    moments = [(request.after, request.after_tokens, request.pause > 0) for request in in_turn(trace.requests).requests]
+    assert moments == [(None, None, False), (0, None, True), (1, None, True)]
+    for old, new in zip(trace.requests, in_turn(trace.requests).requests, strict=True):
+        assert replace(new, after=old.after, after_tokens=old.after_tokens, pause=0) == old
