@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engines import QUICK, Changed, Dying, Kept, answered, checked, checked_target
 from faults import inject
@@ -28,7 +29,9 @@ from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import Noise, allowed_by
 from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
@@ -335,3 +338,16 @@ def test_a_check_that_goes_on_says_that_answers_are_of_an_earlier_run(
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # without the verdict
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["earlier"].startswith("10 answers of an earlier run in ")
+
+
+@given(st.integers(1, 9), st.floats(0, 3))
+def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
+    """The noise of every difference is 1: errors of one engine, 0 each, and a spread of 1."""
+    logprobs = np.array([[0.0] + [-gap] * rivals])
+    zeros, ones = np.zeros(1), np.ones(1)
+    truth = Truth(Spoken((1,)), np.arange(rivals + 1)[None], logprobs, np.zeros(1, np.int64), zeros, ones, rivals + 1)
+    noise = Noise((0,), np.zeros((1, 1, rivals + 1), np.float32), ones)
+    allowed = allowed_by(truth, noise, 24)[0]
+    each = 0.5 * math.erfc(max(0.0, gap - allowed.unit) / (SPREAD * math.sqrt(2)))
+    assert allowed.flip_chance == pytest.approx(min(1.0, rivals * each), rel=1e-9)
+    assert noise.gap_scales(np.zeros(1, np.int64))[0, 1] == 1.0

@@ -11,10 +11,12 @@ from engines import checked_target, coarse, float32, loaded, noisy
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.other_formats import is_alike
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging.formats import round_to_float16
+from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
 from lfm2np.suite.adapters import Own
 from lfm2np.teaching import nano
@@ -114,3 +116,13 @@ def test_answers_of_another_checkpoint_are_recognised(model: Model) -> None:
         total = checked_factory(asked, partial(of_checkpoint, str(answering.path))).total
         assert total.verdict is Verdict.BUG
         assert "look like answers of another checkpoint, tokenizer or prompt" in total.reasons[0], total.reasons
+
+
+def test_a_correlation_of_errors_counts_if_it_is_large_and_no_accident() -> None:
+    random = np.random.default_rng(0)
+    sequences = [Spoken((index // 20,)) for index in range(800)]
+    theirs, other = random.normal(size=(2, 800))
+    assert is_alike(0.5 * theirs + other, theirs, sequences)
+    assert not is_alike(0.1 * theirs + other, theirs, sequences), "sure, but small"
+    assert not is_alike(other, theirs, sequences) and not is_alike(-theirs, theirs, sequences)
+    assert not is_alike(0.5 * theirs + other, theirs, sequences[:1] * 800), "one sequence proves nothing"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from caching import WAYS
 from engines import checked_target
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import Checked, judged
@@ -114,3 +116,18 @@ def test_our_own_engines_report_their_hits(model: Model, engine: str) -> None:
         target.close()
     assert report_of(result).facts["prefix cache"].endswith("of 13 hit, all right")
     assert result.total.verdict is Verdict.EXACT
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 40)), min_size=1, max_size=8))
+def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | None]) -> None:
+    """vLLM leaves a counter of 0 out; a Python engine may not know the count of some requests."""
+    pairs = [
+        (greedy(str(index), (1,) * 40, 1, tags={"prefix": "warm", "seen": 40}), Answer((1,), cached_tokens=count))
+        for index, count in enumerate(counts)
+    ]
+    seen = prefix_hits(pairs)
+    assert seen.hits == {str(index) for index, count in enumerate(counts) if count}
+    unknown = {str(index) for index, count in enumerate(counts) if count is None}
+    assert seen.misses & unknown == (set() if 0 in counts else unknown)
+    assert seen.reported == any(count is not None for count in counts)
+    assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)

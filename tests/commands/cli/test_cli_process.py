@@ -157,7 +157,7 @@ PLAIN = "import sys; from lfm2np.commands.cli import main; sys.exit(main(sys.arg
 SLOW = """
 import sys, time
 from lfm2np.commands import cli
-from lfm2np import reference
+from lfm2np.truth import reference
 feed_forward = reference.feed_forward
 reference.feed_forward = lambda *a: (time.sleep(1.3), feed_forward(*a))[1]
 sys.exit(cli.main(sys.argv[1:]))

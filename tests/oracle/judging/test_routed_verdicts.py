@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_checkpoint import random_checkpoint
-from routed_engine import NEW, PROMPT, TORTURE, judged, own_routes, said, ties, with_swap
+from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, said, ties, with_swap
 from safetensors.numpy import save_file
 
 import lfm2np
@@ -17,9 +17,10 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
-from lfm2np.oracle.judging.judge import judge, near_ties
+from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
-from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.routes import OWN
+from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability
 from lfm2np.oracle.total import total
 
@@ -191,3 +192,19 @@ def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
     first, second = loosened([Noise((0, 7), errors, spread_of(errors), rerouted=rerouted), quiet])
     assert first.spread.tolist() == [3.0, 3.0, 3.0] and second.spread.tolist() == [5.0]
     assert loosened([quiet])[0].spread.tolist() == [5.0]
+
+
+def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(published: Model) -> None:
+    """Those before it may be changed ones themselves."""
+    routes = own_routes(published)
+    routes[2, 1] = routes[2, 1, ::-1]
+    request, answer = said(published)
+    pair = request, fitting(request, replace(answer, routes=as_tuples(routes)), published.config)
+    (truth,) = truths_of(published, [pair], Known()).values()
+    route, changed = change(truth, 5, 1, 3, 0.0)
+    assert truth.routes is not None
+    assert changed[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
+    assert changed[5, 0].tolist() == truth.routes[5, 0].tolist()
+    assert set(changed[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
+    assert set(truth.routes[5, 1]) - set(changed[5, 1]) == {route.instead_of}
+    assert (changed[5, 2:] == OWN).all() and (changed[6:] == OWN).all()
