@@ -1,4 +1,4 @@
-"""Tests under every way to round: python tests/kernels.py [--json FILE] [-- PYTEST...]
+"""Tests under every way to round: python tests/kernels.py [-- PYTEST...]
 
 Those marked `rounding`, and those marked `kernels`, whose bits are the same everywhere. What float32 makes of a sum
 depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the table is one run of pytest in
@@ -13,14 +13,13 @@ Exit code 1 if any row has a failure, or computed with less than was asked for.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import blas
@@ -68,7 +67,6 @@ class Row:
     skipped: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
-    seconds_of: dict[str, float] = field(default_factory=dict)  # by file
     error: str = ""  # why nothing ran, or not as asked
 
     @property
@@ -131,7 +129,6 @@ def count(row: Row, report: Path) -> None:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case}
         file = f"{case.get('classname', '').replace('.', '/')}.py"
-        row.seconds_of[file] = round(row.seconds_of.get(file, 0.0) + float(case.get("time", 0.0)), 3)
         if kinds & {"failure", "error"}:
             row.failed += 1
             row.failures.append(f"{file}::{case.get('name')}")
@@ -191,14 +188,11 @@ def main() -> int:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
     parser.add_argument("--only-kernels", action="store_true", help="not the rows of vector code and of the L2 size")
     parser.add_argument("--quick", action="store_true", help="only the marked tests of some files")
-    parser.add_argument("-n", dest="workers", metavar="N", help="so many processes, by pytest-xdist")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, as they come")
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
     quick = " and not slow" if arguments.quick else ""
-    workers = ["-n", arguments.workers] if arguments.workers else []
     marked = ["-m", f"(rounding or kernels) and not peers{quick}"]
-    given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
+    given = [*marked, *(QUICK if arguments.quick else ()), *arguments.rest]
     rows: list[Row] = []
     asked = list(rows_of(arguments))
     print(f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}", flush=True)
@@ -208,8 +202,6 @@ def main() -> int:
         print(f"| {' | '.join(row.cells())} |", flush=True)
         for line in [*row.failures, *filter(None, [row.error])]:
             print(f"    {line}", file=sys.stderr)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps([asdict(each) for each in rows], indent=1))
     return int(not rows or not all(row.is_right for row in rows))
 
 
