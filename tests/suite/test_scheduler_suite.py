@@ -198,6 +198,51 @@ def test_whoever_preempts_the_first_does_not_preempt_the_last():
         run.step(2)
 
 
+# --- aborts
+
+
+class Late(own.OwnScheduler):
+    """Aborts after the next step, as SGLang does, and names the request then."""
+
+    lacks = frozenset({"abort-at-once"})
+    aborted = None
+
+    def abort(self, request_id):
+        self.aborted = request_id
+
+    def update(self, tokens):
+        ended = list(super().update(tokens))
+        if self.aborted is not None:
+            super().abort(self.aborted)
+            ended.append(self.aborted)
+            self.aborted = None
+        return ended
+
+
+class Undeclared(Late):
+    lacks = ()
+
+
+class SilentAbort(own.OwnScheduler):
+    lacks = frozenset({"abort-at-once"})
+
+
+@pytest.mark.parametrize(
+    ("factory", "broken"), [(Late, ""), (Undeclared, "it ended in step"), (SilentAbort, "r0: unfinished")]
+)
+def test_an_abort_may_come_late_where_that_is_declared_and_named(factory, broken):
+    run = Run(factory, {"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
+    with pytest.raises(Violation, match=broken) if broken else contextlib.nullcontext():
+        run.add("r0", [0, 1, 0], 3)
+        run.step(1)
+        run.abort("r0")
+        run.step(1)
+        run.drain()
+        run.add("r1", [0, 1, 0], 3)
+        run.abort_in_flight("r1")
+        run.drain()
+
+
 # --- the smallest program
 
 

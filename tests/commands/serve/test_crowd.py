@@ -60,16 +60,23 @@ LARGE_BODIES: list[tuple[Any, int]] = [
 ]
 
 
+MORE: list[dict[str, Any]] = [  # every field that changes an answer
+    *({}, {"stop": ["7", "\n"]}, {"repetition_penalty": 1.3}, {"top_k": 5}, {"top_p": 0.7, "min_p": 0.1}),
+    *({"presence_penalty": 1.0, "frequency_penalty": -0.5}, {"logit_bias": {"7": 3.0}}, {"banned_token_ids": [7]}),
+    *({"stop_token_ids": [288, 7]}, {"stop": " ", "include_stop_str_in_output": True}, {"ignore_eos": True}),
+    *({"profile": "transformers"}, {"cache_salt": "a", "priority": 2}),
+]
+
+
 def drawn(randomly: random.Random) -> dict[str, Any]:
     """The fields of a request, as of test_answers.expected."""
     ids = [1, *(randomly.randrange(320) for _ in range(randomly.choice([3, 20, 40])))]
-    fields: dict[str, Any] = {
+    return {
         "prompt": randomly.choice([ids, "sort: 7 2 9 ->", "copy: 4 \u2603 ->"]),
         "max_tokens": randomly.randrange(1, 24),
         "temperature": randomly.choice([0.0, 0.8, 1.5]),
         "seed": randomly.randrange(2**32),
     }
-    return fields | randomly.choice([{}, {"stop": ["7", "\n"]}, {"repetition_penalty": 1.3}, {"top_k": 5}])
 
 
 # What a client does returns what went wrong, if something did.
@@ -81,8 +88,10 @@ def wait_for(port: int, fields: dict[str, Any], truth: Any, is_streamed: bool) -
     if status != 200:
         return f"{fields}: {status} {reply}"
     choice = joined(reply)[0] if is_streamed else reply["choices"][0]
-    given = choice["token_ids"], choice["text"], choice["logprobs"]["token_logprobs"]
-    right = list(truth.token_ids), truth.text, [each.logprob for each in truth.logprobs]
+    ends = choice["finish_reason"], choice["stop_reason"]
+    given = choice["token_ids"], choice["text"], choice["logprobs"]["token_logprobs"], *ends
+    logprobs = [each.logprob for each in truth.logprobs]
+    right = list(truth.token_ids), truth.text, logprobs, truth.finish_reason, truth.stop_reason
     return "" if given == right else f"{fields}: {given}, expected {right}"
 
 
@@ -107,7 +116,7 @@ def send(port: int, content: Any, expected_status: int) -> str:
 
 def jobs_of(port: int, randomly: random.Random) -> list[Callable[[], str]]:
     """In an order of its own."""
-    requests = [drawn(randomly) for _ in range(WAITED // 8)]
+    requests = [drawn(randomly) | MORE[number % len(MORE)] for number in range(WAITED // 8)]
     truths = [expected(fields, logprobs=2).outputs[0] for fields in requests]
     jobs: list[Callable[[], str]] = []
     for number in range(WAITED):

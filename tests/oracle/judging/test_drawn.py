@@ -17,7 +17,6 @@ from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict
 
 SEEDS, TOKENS = 32, 4
@@ -67,7 +66,6 @@ def test_every_way_gives_all_tokens_together_at_most_one(model: Model) -> None:
         for name, bet in WAYS.items():
             sums = math.fsum(math.exp(bet(truth, 1, column)) for column in range(truth.columns.shape[1]))
             assert sums <= 1.0 + 1e-9, (name, sums)
-    assert exact_share(some, whole) < 1.0
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -83,11 +81,3 @@ def test_no_token_is_likelier_at_a_temperature_than_it_is_taken_to_be(model: Mod
     shares = [fair_share(some, 1, column, temperature, 0.0) for column in range(len(few))]
     assert all(share >= value - 1e-12 for share, value in zip(shares, exact[few].tolist(), strict=True))
     assert fair_share(whole, 1, 0, temperature, 0.01) > all_shares[0]
-
-
-def exact_share(some: Truth, whole: Truth) -> float:
-    """The control: of the columns that are left, a temperature gives more than is bet on them."""
-    power = 0.25
-    of_few = math.fsum(np.exp(power * some.logprobs[1])) / math.fsum(np.exp(power * whole.logprobs[1]))
-    bets = math.fsum(math.exp(WAYS["at temperature 4"](some, 1, column)) for column in range(some.columns.shape[1]))
-    return bets / of_few

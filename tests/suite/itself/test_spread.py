@@ -82,10 +82,6 @@ def test_a_position_that_amplifies_rounding_is_explained(format_name: str, size:
     assert beyond(spread, [*quiet, at(1e-3)]) is not None or format_name == "bfloat16"  # a wrong state
 
 
-def test_tokens_that_were_drawn_may_differ() -> None:
-    assert outcome([at(0.0), at(is_flip=True, is_open=True)], SPREAD, is_drawn=True) is Outcome.WITHIN
-
-
 def test_another_token_without_a_log_probability_is_not_judged() -> None:
     assert beyond(SPREAD, [at(is_flip=True)]) is None
     assert outcome([at(is_flip=True)], SPREAD) is Outcome.UNKNOWN
