@@ -30,8 +30,8 @@ from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import read_answer
-from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target
+from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import Verdict
 
@@ -97,6 +97,15 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
     assert abilities.refused[1] in report_of(result).facts["probed as"]
+
+
+def test_a_server_that_returns_text_only_is_asked_in_text_and_has_to_give_one(vllm: Player) -> None:
+    with playing("text") as player:
+        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
+    assert answer.error is not None and "prompt_text" in answer.error
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
 
 
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:

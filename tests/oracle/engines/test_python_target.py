@@ -256,6 +256,7 @@ def test_generate_that_raises_for_one_request_is_put_the_others_again() -> None:
     assert answers[0].token_ids == answers[2].token_ids == (0, 1, 2, 3)
     assert answers[1] == failed("ValueError: 66 is too much")
     assert answers[3] == failed("SystemExit: 68")
+    assert answers_to(target, requests[1:2]) == [answers[1]]
     assert Raising.num_engines > before + 1  # one that raised may hold what it was given
 
 

@@ -21,11 +21,12 @@ from engine_runs import up_to
 
 from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config
+from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context
+from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, describe_channels
 from lfm2np.oracle.locate.spread import PRECISIONS
 
 pytestmark = pytest.mark.rounding
@@ -160,3 +161,14 @@ def test_too_little_in_the_dump_is_no_verdict() -> None:
 
 
 # --- patterns
+
+
+def test_another_format_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(RequestError, match="format 'int3': expected one of float32, float16, bfloat16"):
+        report_of(SIX, six_heads(), "int3")
+
+
+def test_what_is_wrong_at_regular_places_is_said_so() -> None:
+    wrong = np.zeros((3, 24), bool)
+    wrong[:, 1::2] = True
+    assert describe_channels(wrong, 0, ()) == "every 2nd channel from 1 on (12 of 24)"
