@@ -175,12 +175,6 @@ def test_nothing_separates_by_chance(share: float) -> None:
     assert len({position.request.request_id for position in few}) == 2 and described(few) is None
 
 
-def test_a_request_of_a_file_may_have_other_tags() -> None:
-    other = {"case": "mine", "prefix": "?", "abort": 3}
-    judged = [replace(at, request=changed(at.request, tags=other)) for at in positions(decode)]
-    assert words(judged) == (["in prefill"], ["in decode"])
-
-
 # --- findings
 
 

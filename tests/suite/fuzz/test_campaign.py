@@ -20,7 +20,6 @@ from lfm2np.suite.fuzz.campaign import (
     LAST_REPLAYS,
     Campaign,
     Failure,
-    replays_for,
 )
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
@@ -262,11 +261,6 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
     (small,) = failure.trace.requests
     assert small.prompt_token_ids[0] == 1 and len(small.prompt_token_ids) == 7
     assert all(prompt[0] == 1 and len(prompt) > 1 for prompt in prompts)
-
-
-@pytest.mark.parametrize(("rate", "replays"), [(1.0, 1), (2 / 3, 3), (1 / 3, 6), (0.5, 4), (0.01, 6)])
-def test_the_rarer_it_fails_the_more_replays_a_smaller_trace_gets(rate: float, replays: int) -> None:
-    assert replays_for(rate) == replays
 
 
 # Of earlier runs

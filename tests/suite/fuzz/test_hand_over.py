@@ -150,21 +150,6 @@ def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
     assert any(line.startswith("replays    fails in 9 of 10 replays") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({}, "each with other tokens in the same places. It failed on an engine that had served other requests before"),
-        ({"is_fresh": True}, "each with other tokens in the same places. It failed on an engine that had just been"),
-        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on an engine that"),
-        ({"rate": (0, 0)}, "not played again: the engine is gone, and there is no --start"),
-    ],
-)
-def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
-    text = (handed(tmp_path, replace(failure_of(), **fields)) / "issue.md").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith("replays    "))
-    assert told in line
-
-
 # The script
 
 
