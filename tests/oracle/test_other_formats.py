@@ -11,6 +11,8 @@ from engines import checked_target, coarse, float32, loaded, noisy
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
+from lfm2np.errors import NumericsError
+from lfm2np.oracle.causes import other_formats
 from lfm2np.oracle.causes.other_formats import is_alike
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
@@ -48,6 +50,19 @@ def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(mode
     assert total.verdict in WRONG and f"right under --format {form}" in total.reasons[0], total.reasons
     assert NO_FORMAT not in " ".join(total.reasons)
     assert checked_factory(model, factory, form).total.verdict not in WRONG
+
+
+def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = other_formats.judge
+
+    def overflowing(model: Model, name: str, *others: Any) -> Any:
+        if name == "float16":
+            raise NumericsError("overflow")
+        return judge(model, name, *others)
+
+    monkeypatch.setattr(other_formats, "judge", overflowing)
+    total = checked_factory(model, partial(coarse, round_to_bfloat16, "outputs")).total
+    assert "right under --format bfloat16" in total.reasons[0], total.reasons
 
 
 @pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.slow)])

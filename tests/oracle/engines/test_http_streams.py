@@ -95,6 +95,8 @@ def test_what_each_event_repeats_is_not_joined_and_of_two_finish_reasons_the_las
 def test_no_events_make_no_reply(dialect: Dialect) -> None:
     with pytest.raises(RequestError, match="a stream without an event"):
         dialect.joined([])
+    with pytest.raises(RequestError, match="events that can't be joined"):
+        dialect.joined([{"choices": 5, "meta_info": 5}, 5])  # type: ignore[list-item]
 
 
 def test_split_choices_are_a_reply_each_without_usage() -> None:
