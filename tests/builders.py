@@ -205,6 +205,18 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
+def overflowing_at_token_seven(directory: Path) -> None:
+    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
+    (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
+    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
+        kind, shape, content = tensors[name]
+        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
+        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
+    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+
+
 @cache
 def mixtures_home() -> TemporaryDirectory[str]:
     """As long as the process lasts."""

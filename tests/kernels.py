@@ -1,37 +1,33 @@
-"""Tests under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
+"""Tests under every way to round: python tests/kernels.py [-- PYTEST...]
 
 Those marked `rounding`, and those marked `kernels`, whose bits are the same everywhere. What float32 makes of a sum
 depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the table is one run of pytest in
 a process of its own: under each of OpenBLAS's kernels that this CPU can run, on one and on two threads; without
-NumPy's vector code; with another `OPENBLAS_L2_SIZE`; and, with --netlib, against netlib's BLAS.
+NumPy's vector code; and with another `OPENBLAS_L2_SIZE`.
 "Taken" is what the library itself said in that process. A kernel that is another's by another name is run once.
 
---versions runs other Pythons, and `oldest` the oldest packages that pyproject.toml allows, in environments of their
-own, and there all tests. --quick takes of the marked tests those that judge numbers and are over soon.
-What stands behind -- goes to pytest. Exit code 1 if any row has a failure, or computed with less than was asked for.
+--quick takes of the marked tests those that judge numbers and are over soon. What stands behind -- goes to pytest.
+Exit code 1 if any row has a failure, or computed with less than was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import blas
-from environments import EnvironmentMissingError, Python, netlib, ours, with_version
 
 VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES")
 L2_SIZE = "512"  # KiB; some families divide it, and under 128 they hang
-VERSIONS = ("oldest", "3.11", "3.12", "3.13", "3.14")
-REPORT = "report.xml"
+TOP = Path(__file__).resolve().parent.parent
+REPORT = TOP / "report.xml"
 QUICK = (
     *("tests/oracle/test_check.py", "tests/oracle/judging/test_noise.py"),
     *("tests/oracle/vectors/test_vectors_answers.py", "tests/oracle/locate/test_locate.py"),
@@ -49,7 +45,6 @@ class Asked:
     threads: int | None = None
     features: str = "all"  # or "none"
     l2_size: str = "unset"
-    python: str = "this"  # or "netlib", or one of VERSIONS
 
     def variables(self) -> dict[str, str]:
         chosen = {
@@ -72,7 +67,6 @@ class Row:
     skipped: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
-    seconds_of: dict[str, float] = field(default_factory=dict)  # by file
     error: str = ""  # why nothing ran, or not as asked
 
     @property
@@ -82,7 +76,7 @@ class Row:
     def cells(self) -> list[str]:
         case, got = self.asked, self.taken
         if got is None:
-            return [case.python, case.kernel, "-", "-", "-", case.l2_size, "-", "-", f"{self.seconds:.0f}"]
+            return ["-", case.kernel, "-", "-", "-", case.l2_size, "-", "-", f"{self.seconds:.0f}"]
         versions = f"{got.python}, {got.numpy}"
         kernel, features = got.kernel or got.blas, (got.features.split() or ["none"])[-1]
         threads = str(got.threads or "-")
@@ -98,22 +92,21 @@ TITLES = [
 ]
 
 
-def environment(asked: Asked, python: Python) -> dict[str, str]:
+def environment(asked: Asked) -> dict[str, str]:
     """Without what this process was started with, so that a row depends on nothing but itself."""
     inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return {**inherited, **python.variables, **asked.variables()}
+    return {**inherited, "PYTHONPATH": str(TOP), **asked.variables()}
 
 
-def run(asked: Asked, python: Python, arguments: Sequence[str]) -> Row:
+def run(asked: Asked, arguments: Sequence[str]) -> Row:
     """pytest with these arguments, in the checkout."""
     row, began = Row(asked), time.monotonic()
-    report = python.top / REPORT
-    report.unlink(missing_ok=True)
+    REPORT.unlink(missing_ok=True)
     words = ["-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={REPORT}", *arguments]
     done = subprocess.run(
-        [*python.command, *words],
-        cwd=python.top,
-        env=environment(asked, python),
+        [sys.executable, *words],
+        cwd=TOP,
+        env=environment(asked),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -122,9 +115,9 @@ def run(asked: Asked, python: Python, arguments: Sequence[str]) -> Row:
     row.seconds = time.monotonic() - began
     lines = [line for line in done.stdout.splitlines() if line.startswith(blas.HEADER)]
     row.taken = blas.machine_of(lines[0]) if lines else None
-    if report.exists():
-        count(row, report)
-        report.unlink()
+    if REPORT.exists():
+        count(row, REPORT)
+        REPORT.unlink()
     if done.returncode not in (0, 1) or row.taken is None:
         row.error = f"pytest: exit code {done.returncode}: {' / '.join((done.stderr or done.stdout).splitlines()[-3:])}"
     elif wrong := not_as_asked(row):
@@ -136,7 +129,6 @@ def count(row: Row, report: Path) -> None:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case}
         file = f"{case.get('classname', '').replace('.', '/')}.py"
-        row.seconds_of[file] = round(row.seconds_of.get(file, 0.0) + float(case.get("time", 0.0)), 3)
         if kinds & {"failure", "error"}:
             row.failed += 1
             row.failures.append(f"{file}::{case.get('name')}")
@@ -150,8 +142,6 @@ def not_as_asked(row: Row) -> str:
     """What a row asked for and did not get: its numbers then say nothing."""
     asked, got = row.asked, row.taken
     assert got is not None
-    if asked.python == "netlib" and not got.blas.startswith("libblas"):
-        return f"asked for netlib's BLAS, got {got.blas}"
     if asked.threads and got.threads not in (asked.threads, None):
         return f"asked for {asked.threads} threads, got {got.threads}"
     if asked.features == "none" and got.features:
@@ -163,7 +153,7 @@ def kernel_of(asked: Asked) -> str | None:
     """What this Python's BLAS takes when it is asked for a kernel, by itself."""
     words = [sys.executable, "-c", "import blas; print(blas.here().line())"]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    variables = {**environment(asked, ours()), "PYTHONPATH": paths}
+    variables = {**environment(asked), "PYTHONPATH": paths}
     done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
     return blas.machine_of(done.stdout.strip()).kernel
 
@@ -184,22 +174,11 @@ def kernel_rows(names: Sequence[str], threads: Sequence[int]) -> Iterator[Asked]
 
 
 def rows_of(arguments: argparse.Namespace) -> Iterator[Asked]:
-    if arguments.versions is not None:
-        yield from (Asked(python=version) for version in arguments.versions or VERSIONS)
-        return
     yield from kernel_rows(arguments.kernels, arguments.threads)
     if not arguments.only_kernels:
         if blas.dispatched_features():
             yield Asked(threads=arguments.threads[0], features="none")
         yield Asked(threads=arguments.threads[0], l2_size=L2_SIZE)
-    if arguments.netlib:
-        yield Asked(python="netlib")
-
-
-def python_of(asked: Asked, work: Path, more: Sequence[str]) -> Python:
-    if asked.python == "this":
-        return ours()
-    return netlib(work, more) if asked.python == "netlib" else with_version(asked.python, work, more)
 
 
 def main() -> int:
@@ -208,41 +187,21 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
     parser.add_argument("--only-kernels", action="store_true", help="not the rows of vector code and of the L2 size")
-    parser.add_argument(
-        "--netlib", action="store_true", help="netlib's BLAS too, from Debian's packages (root, or unshare)"
-    )
-    parser.add_argument("--versions", nargs="*", choices=VERSIONS, metavar="V", help=f"instead: {', '.join(VERSIONS)}")
     parser.add_argument("--quick", action="store_true", help="only the marked tests of some files")
-    parser.add_argument("-n", dest="workers", metavar="N", help="so many processes, by pytest-xdist")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, as they come")
-    parser.add_argument(
-        "--keep", metavar="DIR", type=Path, help="make environments here and leave them for the next run"
-    )
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
     quick = " and not slow" if arguments.quick else ""
-    marked = ["tests"] if arguments.versions is not None else ["-m", f"(rounding or kernels) and not peers{quick}"]
-    workers = ["-n", arguments.workers] if arguments.workers else []
-    given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
-    more = ["pytest-xdist"] if arguments.workers else []
+    marked = ["-m", f"(rounding or kernels) and not peers{quick}"]
+    given = [*marked, *(QUICK if arguments.quick else ()), *arguments.rest]
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        work = (arguments.keep or Path(temporary)).resolve()
-        work.mkdir(parents=True, exist_ok=True)
-        asked = list(rows_of(arguments))
-        print(f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}", flush=True)
-        for number, case in enumerate(asked, start=1):
-            print(f"[{number}/{len(asked)}] {case}", file=sys.stderr)
-            try:
-                row = run(case, python_of(case, work, more), given)
-            except EnvironmentMissingError as error:
-                row = Row(case, error=str(error))
-            rows.append(row)
-            print(f"| {' | '.join(row.cells())} |", flush=True)
-            for line in [*row.failures, *filter(None, [row.error])]:
-                print(f"    {line}", file=sys.stderr)
-            if arguments.json:
-                Path(arguments.json).write_text(json.dumps([asdict(each) for each in rows], indent=1))
+    asked = list(rows_of(arguments))
+    print(f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}", flush=True)
+    for number, case in enumerate(asked, start=1):
+        print(f"[{number}/{len(asked)}] {case}", file=sys.stderr)
+        rows.append(row := run(case, given))
+        print(f"| {' | '.join(row.cells())} |", flush=True)
+        for line in [*row.failures, *filter(None, [row.error])]:
+            print(f"    {line}", file=sys.stderr)
     return int(not rows or not all(row.is_right for row in rows))
 
 

@@ -19,10 +19,9 @@ import os
 import re
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,6 @@ class Row:
     facts: dict[str, Any] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)  # by command
     took: dict[str, dict[str, float]] = field(default_factory=dict)  # by command: seconds, processor_seconds
-    seconds: float = 0.0  # in all
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -112,7 +110,6 @@ class Row:
 
 def run(row: Row, folder: Path, commands: Commands) -> None:
     """Runs the commands, one after the other in one process, and writes into the row what came of them."""
-    began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile("w+") as errors:
         python = launcher(row.machine, folder, row.blas, Path(scratch))
         command = [python, "-c", WORKER, json.dumps(commands)]
@@ -140,7 +137,6 @@ def run(row: Row, folder: Path, commands: Commands) -> None:
         row.wrong.append(f"ended with {process.returncode} after {', '.join(row.took) or 'nothing'}")
     if row.wrong and said:
         row.wrong.append(said)
-    row.seconds = time.monotonic() - began
     for problem in row.wrong:
         tell(f"{row}: WRONG: {problem}")
 
@@ -245,7 +241,6 @@ def main() -> int:
     )
     parser.add_argument("--mirror", metavar="URL", help="of Debian (the one of this system's apt)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.machines if name not in MACHINES]
     if unknown:
@@ -267,10 +262,7 @@ def main() -> int:
         first = sorted(rows, key=lambda row: row.blas == "netlib")  # each machine compiles its Python once
         for done in [pool.submit(tried, row, folders[row.machine.name], words[row.blas]) for row in first]:
             done.result()
-    if arguments.json:
-        print(json.dumps({"digests": DIGESTS, "rows": [{**asdict(row), "right": not row.wrong} for row in rows]}))
-    else:
-        print("\n".join(table(rows, chosen)))
+    print("\n".join(table(rows, chosen)))
     return int(any(row.wrong for row in rows))
 
 

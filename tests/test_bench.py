@@ -30,12 +30,6 @@ def test_every_measurement_runs_on_a_small_model(capsys: pytest.CaptureFixture[s
         assert f"| {row} | " in printed
 
 
-@pytest.mark.rounding
-def test_a_check_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.main(["check", "--cases", "short-prompts", "--threads", "1", "--model", str(TORTURE.parent / "trained")])
-    assert "| score the same tokens in exact | " in capsys.readouterr().out
-
-
 def test_a_side_that_dies_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="floor-float32: its process ended in cell prefill-6"):
         bench.main(["--model", str(tmp_path), "--sides", "floor-float32", "--cells", "prefill-6"])

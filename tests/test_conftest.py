@@ -1,4 +1,4 @@
-"""What conftest.py holds for every test: `rounding` can't be forgotten, and only a bare `pytest` leaves out `slow`."""
+"""What conftest.py holds for every test: `rounding` can't be forgotten."""
 
 from __future__ import annotations
 
@@ -25,15 +25,6 @@ def test_with_one(): lfm2np.load(numerics="float64").logits([1])
 
 def test_exact(): lfm2np.load().logits([1])
 """
-SLOW = """
-import pytest
-
-@pytest.mark.slow
-def test_long(): pass
-
-def test_short(): pass
-"""
-OTHERS = "not peers and not browser and not docs and not clients"
 
 
 def output_of(folder: Path, tests: str, *arguments: str) -> str:
@@ -60,20 +51,3 @@ def test_a_test_that_rounds_without_the_mark_fails(tmp_path: Path):
     for name, what in (("from_a_fixture", "rms_norm in float32"), ("without_a_mark", "rms_norm in bfloat16")):
         assert f"FAILED test_some.py::test_{name}" in shown
         assert f"{what}: expected @pytest.mark.rounding, as its bits are the machine's" in shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "summary"),
-    [
-        ([], "1 passed, 1 deselected"),
-        (["{folder}"], "2 passed"),
-        (["-k", "test"], "2 passed"),
-        (["-m", f"slow and {OTHERS}"], "1 passed, 1 deselected"),
-        (["-m", f"not slow and {OTHERS}"], "1 passed, 1 deselected"),
-    ],
-)
-def test_slow_tests_are_left_out_where_everything_is_asked_for(tmp_path: Path, arguments: list[str], summary: str):
-    given = [argument.format(folder=tmp_path) for argument in arguments]
-    shown = output_of(tmp_path, SLOW, "-o", f"testpaths={tmp_path}", *given)
-    assert f"\n{summary} in " in shown, shown

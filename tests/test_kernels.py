@@ -4,7 +4,6 @@ from pathlib import Path
 
 import blas
 import pytest
-from environments import requirements
 from kernels import QUICK, Asked, Row, kernel_of, not_as_asked
 
 MACHINE = blas.Machine("OpenBLAS", "Haswell", 2, "AVX2 FMA3", "2.4.6", "3.11.7")
@@ -30,16 +29,10 @@ def test_what_a_process_computes_with_is_one_line_and_back():
         (Asked("Haswell", 2), ""),
         (Asked(threads=1), "asked for 1 threads, got 2"),
         (Asked(features="none"), "asked for no vector code, got AVX2 FMA3"),
-        (Asked(python="netlib"), "asked for netlib's BLAS, got OpenBLAS"),
     ],
 )
 def test_a_row_that_is_not_what_was_asked_for_says_so(asked: Asked, problem: str):
     assert not_as_asked(Row(asked, MACHINE)) == problem
-
-
-def test_the_oldest_versions_are_those_that_the_package_allows():
-    assert {"numpy==2.0", "pytest==8"} <= set(requirements(oldest=True))
-    assert not any(">" in requirement for requirement in requirements(oldest=True))
 
 
 def test_the_files_of_a_quick_run_are_there():

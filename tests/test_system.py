@@ -12,10 +12,6 @@ from lfm2np import system
 from lfm2np.arithmetic import pieces
 
 
-def test_here_there_are_threads() -> None:
-    assert (system.IS_WASM, system.HAS_THREADS) == (False, True)
-
-
 def test_without_threads_the_caller_computes_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pieces.threads_of({"OMP_NUM_THREADS": "3"}) == 3
     monkeypatch.setattr(system, "HAS_THREADS", False)

@@ -11,14 +11,12 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
-from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
+from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings, with_repeats
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
-from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.sending import possible_requests
 from lfm2np.oracle.workloads import CASES, noted
 
 NEW = 4  # tokens of each request
@@ -138,23 +136,6 @@ def test_a_cause_of_one_tag_is_named(name: str) -> None:
     assert words(positions(is_wrong)) == ([right], [wrong])
 
 
-@pytest.mark.parametrize(
-    ("name", "is_it", "wrong"),
-    [
-        ("sampled", {"temperature": 1.0}, "in sampled requests"),
-        ("temperature", {"temperature": 0.5}, "in requests at a temperature other than 0 and 1"),
-        ("samples", {"temperature": 1.0, "n": 2}, "in requests for several samples (n > 1)"),
-    ],
-)
-def test_what_a_request_asks_for_is_read_from_its_parameters(name: str, is_it: dict[str, float], wrong: str) -> None:
-    """Whatever its tags say."""
-    judged = [
-        replace(position, request=changed(position.request, **is_it)) if position.is_wrong else position
-        for position in positions(lambda position: int(position.request.request_id.split("-")[1]) % 2 == 0)
-    ]
-    assert words(judged)[1] == [wrong]
-
-
 def test_a_case_is_named_where_nothing_else_separates() -> None:
     judged = [
         replace(position, request=changed(position.request, tags={"case": "stops"})) if position.is_wrong else position
@@ -192,12 +173,6 @@ def test_nothing_separates_by_chance(share: float) -> None:
         assert described(positions(lambda position, wrong=wrong: position.request.request_id in wrong)) is None  # type: ignore[misc]
     few = positions(decode, PLAN[6:8])
     assert len({position.request.request_id for position in few}) == 2 and described(few) is None
-
-
-def test_a_request_of_a_file_may_have_other_tags() -> None:
-    other = {"case": "mine", "prefix": "?", "abort": 3}
-    judged = [replace(at, request=changed(at.request, tags=other)) for at in positions(decode)]
-    assert words(judged) == (["in prefill"], ["in decode"])
 
 
 # --- findings
@@ -301,15 +276,6 @@ def test_a_beginning_that_all_requests_share_is_right_once() -> None:
     assert first.sure == CERTAIN and first.where.startswith("wrong from position 1 on")
 
 
-def test_certain_is_only_what_leaves_right_engines_errors() -> None:
-    """What is not wrong before position 8 errs four times as much as a format: the limit hides what is wrong there."""
-    judged = [
-        position if position.is_wrong else replace(position, error=1.0, error_ratio=4.0, error_size=4.0)
-        for position in positions(lambda position: position.row >= 8)
-    ]
-    assert findings(judged)[0].sure != CERTAIN
-
-
 def test_a_wrong_operator_that_is_right_by_luck_is_no_split() -> None:
     """Three of four positions are wrong; in prompts of 4 tokens or more nearly all are. That explains little."""
     random = np.random.Generator(np.random.Philox(key=[5, 5]))
@@ -318,28 +284,6 @@ def test_a_wrong_operator_that_is_right_by_luck_is_no_split() -> None:
         return random.random() < (0.2 if len(position.request.prompt_token_ids) < 4 else 0.85)
 
     assert all(cause.sure == "a guess" for cause in findings(positions(is_wrong))[:1])
-
-
-def test_a_sliver_is_not_called_right() -> None:
-    """Right where 13 rows of 5 tokens are, beside cancelled requests; of all other requests those of odd length."""
-
-    def is_wrong(position: Position) -> bool:
-        return len(position.request.prompt_token_ids) % 2 == 1 and abort_of(position) != "beside"
-
-    judged = positions(is_wrong)
-    right = sum(not is_wrong(position) for position in judged)
-    description = described(judged)
-    assert description is None or 2 * len(description.inside) >= right
-
-
-def test_a_predicted_id_is_a_tag() -> None:
-    predicted = [
-        replace(position, token_id=7 if decode(position) and position.row % 2 else 900)
-        for position in positions(lambda _: False)
-    ]
-    wrong = {"error": 1.0, "error_ratio": 1e3, "error_size": 1e3, "verdict": Verdict.DRIFT}
-    judged = [replace(logprob, **wrong) if logprob.token_id == 900 else logprob for logprob in predicted]  # type: ignore[arg-type]
-    assert "where the predicted token's id is" in findings(judged)[0].where
 
 
 def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> None:
@@ -377,16 +321,6 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
     assert lines(few, [Repeats(name, 5, 5), Repeats("other", 0, 5)]) == lines(few)  # each is deterministic
 
 
-def test_what_another_format_says_stays_beside_what_repeats_say() -> None:
-    """total.py puts it first; repeats that fail each time show nothing, others come before it."""
-    judged = positions(lambda position: True)
-    names = sorted(PLAN_IDS)[:2]
-    format_ = Suspicion(LIKELY, "wrong by less than bfloat16 rounds", "run again with it")
-    assert with_repeats([format_], judged, [Repeats(name, 5, 5, 5) for name in names]) == [format_]
-    first, second = with_repeats([format_], judged, [Repeats(name, 5, 5, 0) for name in names])
-    assert "right alone" in first.where and second == format_
-
-
 # --- what is noted of a request
 
 
@@ -415,14 +349,6 @@ def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_ca
     assert more == [(0, 1), (1, 2), (2, 2), (3, 1)]
     assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
     assert noted(requests) == requests
-
-
-def test_the_first_of_a_batch_is_the_first_that_could_be_put() -> None:
-    silent, with_text = request_of(1, [1]), replace(request_of(2, [2]), prompt_text="b")
-    possible, impossible = possible_requests(Trace((silent, with_text)), Abilities("texts only", takes_token_ids=False))
-    assert impossible == [silent]
-    assert possible is not None
-    assert noted([possible])[0].requests[0].tags["place"] == 0
 
 
 def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:

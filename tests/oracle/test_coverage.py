@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines import Changed, Kept, checked, checked_right, checked_target
-from faults import Edit, Fault, inject
+from faults import inject
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
@@ -16,7 +16,6 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
 from lfm2np.oracle.engines.target import Abilities, Played
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
@@ -107,13 +106,6 @@ def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer
         assert "100 of 100 tokens that 10 answers left out by ending early" in report.not_tested
 
 
-def test_what_stays_left_out_was_not_tested(model: Model) -> None:
-    """Two tokens a time, four times more: 6 of the 14 that were left out never come."""
-    result = checked_target(model, Changed(model, ends_after(2)), cases=("short-prompts",))
-    assert result.total.verdict is Verdict.EXACT
-    assert "60 of 140 tokens that 10 answers left out by ending early" in result.not_tested
-
-
 def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
 
@@ -134,29 +126,6 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     }
     few = checked_right(model, "float32")  # 4 at once
     assert "batches of more than 6" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
-
-
-@pytest.mark.slow
-def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
-    """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
-    edits = (Edit("lfm2np.engine.cache:commit", "[segment.entry.slot for", "[min(segment.entry.slot, 20) for"),)
-    fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
-    target = PythonTarget("engines:roomy", model.path)
-    with inject(fault):
-        few = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=16)
-        result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
-    assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
-    assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
-    assert {position.request.case for position in result.positions if position.verdict in WRONG} == {"wide-batches"}
-
-
-def test_a_token_id_below_zero_is_named(model: Model) -> None:
-    def below(request: Request, answer: Answer) -> Answer:
-        return failed("token_ids[0] -1: expected a whole number, at least 0")
-
-    result = checked_target(model, Changed(model, below), cases=("short-prompts",))
-    assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert "token_ids[0] -1: expected a whole number" in result.total.reasons[0]
 
 
 # --- stop strings and seeds

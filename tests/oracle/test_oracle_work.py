@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from truths import truth_of
-from vector_sets import FEW, few, six
+from vector_sets import few, six
 
-from lfm2np.arithmetic.pieces import threads_of
 from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, Workers
@@ -27,8 +24,7 @@ from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
-from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.set_files import document_text
+from lfm2np.oracle.vectors.golden import verify
 from lfm2np.truth import reference
 
 pytestmark = pytest.mark.rounding
@@ -37,9 +33,6 @@ pytestmark = pytest.mark.rounding
 @pytest.fixture(scope="module")
 def asked(model: Model) -> Checked:
     return check(model, PythonTarget("engines:bfloat16", model.path), "bfloat16", cases=["short-prompts"])
-
-
-EXECUTORS = [lambda: ThreadPoolExecutor(3), lambda: Workers(2)]
 
 
 def bits(truth: Truth) -> list[bytes | int | tuple[int, ...]]:
@@ -91,27 +84,6 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
         spoken_truths(broken, {Spoken((1, 5, 6)): {}, Spoken((1, 9, 17)): {}})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make_executor", EXECUTORS)
-def test_a_check_says_the_same_on_any_executor(
-    model: Model, asked: Checked, make_executor: Callable[[], Executor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit for bit in what is exact; the emulations' products are float32, whose rounding depends on shards and threads.
-    Hence workers have as many threads as this process."""
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", str(threads_of(os.environ)))
-    with make_executor() as executor:
-        known = Known(place=Place(executor, max_num_batched_tokens=64))
-        judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
-    assert judgement.total.verdict is asked.total.verdict
-    for position, other in zip(judgement.positions, asked.positions, strict=True):
-        assert (position.token_id, position.best, position.gap, position.error, position.verdict) == (
-            *(other.token_id, other.best, other.gap, other.error, other.verdict),
-        )
-        assert position.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
-    tokens = sum(len(truth.token_ids) - 1 for truth in known.truths)
-    assert 2 * tokens <= known.place.num_tokens < 9 * tokens, "once exactly, and emulated by one to eight"
-
-
 def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
     with ThreadPoolExecutor(1) as executor:
         judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=Known(place=Place(executor)))
@@ -130,26 +102,6 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
     exactly = sum(len(truth.token_ids) - 1 for truth in known.truths)
     assert tokens[0] - tokens[1] == exactly > 0, "the emulations alone are computed again"
     spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make_executor", EXECUTORS)
-def test_vectors_made_on_any_executor_are_the_same_bytes(make_executor: Callable[[], Executor], tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    with ResultsFile(path, six()) as record, make_executor() as executor:
-        vectors = make(six(), only=FEW, executor=Place(executor, record, max_num_batched_tokens=32))
-    exact = [
-        {name: value for name, value in position.items() if name not in ("noise", "result", "may_tie_in")}
-        for vector in (*vectors["vectors"], *few()["vectors"])
-        for position in vector["positions"]
-    ]
-    assert exact[: len(exact) // 2] == exact[len(exact) // 2 :]
-    with ResultsFile(path, six()) as record:
-        again = make(six(), only=FEW, executor=Place(record=record))
-    assert document_text(again) == document_text(few())
-    entries = list(merged([path], six()).values())
-    assert {entry.line["kind"] for entry in entries} == {"vector", "truth-rows"}
-    spot_check(six(), entries, WORKS, len(entries), 0)
 
 
 def test_vectors_are_verified_on_an_executor() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,13 @@ from engines import checked_target, coarse, float32, loaded, noisy
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.causes.everywhere import unrelated_cause
+from lfm2np.errors import NumericsError
+from lfm2np.oracle.causes import other_formats
 from lfm2np.oracle.causes.other_formats import is_alike
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.formats import round_to_float16
-from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
 from lfm2np.suite.adapters import Own
@@ -52,6 +50,19 @@ def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(mode
     assert total.verdict in WRONG and f"right under --format {form}" in total.reasons[0], total.reasons
     assert NO_FORMAT not in " ".join(total.reasons)
     assert checked_factory(model, factory, form).total.verdict not in WRONG
+
+
+def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = other_formats.judge
+
+    def overflowing(model: Model, name: str, *others: Any) -> Any:
+        if name == "float16":
+            raise NumericsError("overflow")
+        return judge(model, name, *others)
+
+    monkeypatch.setattr(other_formats, "judge", overflowing)
+    total = checked_factory(model, partial(coarse, round_to_bfloat16, "outputs")).total
+    assert "right under --format bfloat16" in total.reasons[0], total.reasons
 
 
 @pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.slow)])
@@ -130,16 +141,3 @@ def test_a_correlation_of_errors_counts_if_it_is_large_and_no_accident() -> None
     assert not is_alike(0.1 * theirs + other, theirs, sequences), "sure, but small"
     assert not is_alike(other, theirs, sequences) and not is_alike(-theirs, theirs, sequences)
     assert not is_alike(0.5 * theirs + other, theirs, sequences[:1] * 800), "one sequence proves nothing"
-
-
-@pytest.mark.parametrize(("error", "is_unrelated"), [(1.0, False), (2.0, True)])
-def test_answers_are_unrelated_only_if_the_oracle_is_no_nearer_than_their_mean(
-    error: float, is_unrelated: bool
-) -> None:
-    """Log-probabilities 0 to -4, whose variance is 2: half of it is left by a wrong operator, twice by anything."""
-    request = greedy("a", (1,), 20, case="case")
-    answer = Answer(tuple(range(20)), tuple(-float(index % 5) for index in range(20)))
-    position: Any = SimpleNamespace(request=request, is_wrong=True, is_new=True, token_id=1, best=2, error=error)
-    nothing: Any = None
-    evidence = Evidence(nothing, "float32", [(request, answer)], [position] * 20, Known())
-    assert (unrelated_cause(evidence) is not None) == is_unrelated

@@ -74,21 +74,6 @@ def test_a_whole_case_of_certain_hits_makes_a_certain_cause() -> None:
     assert few is not None and few.sure == "a guess"
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(0, 40)), min_size=1, max_size=8))
-def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | None]) -> None:
-    """vLLM leaves a counter of 0 out; a Python engine may not know the count of some requests."""
-    pairs = [
-        (greedy(str(index), (1,) * 40, 1, tags={"prefix": "warm", "seen": 40}), Answer((1,), cached_tokens=count))
-        for index, count in enumerate(counts)
-    ]
-    seen = prefix_hits(pairs)
-    assert seen.hits == {str(index) for index, count in enumerate(counts) if count}
-    unknown = {str(index) for index, count in enumerate(counts) if count is None}
-    assert seen.misses & unknown == (set() if 0 in counts else unknown)
-    assert seen.reported == any(count is not None for count in counts)
-    assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)
-
-
 def test_counts_that_cannot_be_are_named_and_not_believed() -> None:
     """Prompts of 4, 40 and 40 tokens: the third repeats the second's first 32; the fourth runs beside one like it."""
     prompts = [(1, 2, 3, 4), (5,) * 40, (5,) * 32 + (6,) * 8, (7,) * 40, (7,) * 40]
@@ -131,3 +116,18 @@ def test_our_own_engines_report_their_hits(model: Model, engine: str) -> None:
         target.close()
     assert report_of(result).facts["prefix cache"].endswith("of 13 hit, all right")
     assert result.total.verdict is Verdict.EXACT
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 40)), min_size=1, max_size=8))
+def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | None]) -> None:
+    """vLLM leaves a counter of 0 out; a Python engine may not know the count of some requests."""
+    pairs = [
+        (greedy(str(index), (1,) * 40, 1, tags={"prefix": "warm", "seen": 40}), Answer((1,), cached_tokens=count))
+        for index, count in enumerate(counts)
+    ]
+    seen = prefix_hits(pairs)
+    assert seen.hits == {str(index) for index, count in enumerate(counts) if count}
+    unknown = {str(index) for index, count in enumerate(counts) if count is None}
+    assert seen.misses & unknown == (set() if 0 in counts else unknown)
+    assert seen.reported == any(count is not None for count in counts)
+    assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)

@@ -9,22 +9,15 @@ import contextlib
 import itertools
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from http_player import LOCK, model, playing
 
 import lfm2np
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
-
-LOCK = threading.Lock()
-
-
-@cache
-def model() -> lfm2np.Model:
-    return lfm2np.load(numerics="float32")
 
 
 def asked_of(prompt: Sequence[int], max_tokens: int, stop: Sequence[str] | None) -> Request:
@@ -169,43 +162,22 @@ def say(line: dict[str, Any]) -> None:
 def serving(way: str) -> Iterator[str]:
     """The URL of a server in vLLM's dialect."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            stop = body.get("stop")
-            if body["temperature"] or body.get("stream") or (stop and way == "lacks-stops"):
-                self.reply(400, {"error": "greedy, whole, without stop strings"})
-                return
-            try:
-                with LOCK:
-                    said = WAYS[way](asked_of(body["prompt"], body["max_tokens"], stop))
-            except ValueError as problem:
-                self.reply(400, {"error": str(problem)})
-                return
-            tokens = [f"token_id:{token}" for token in said.token_ids]
-            logprobs = {"tokens": tokens, "token_logprobs": said.logprobs}
-            choice = {"token_ids": said.token_ids, "logprobs": logprobs, "text": said.text}
-            self.reply(200, {"choices": [{**choice, "finish_reason": said.finish_reason}]})
+    def play(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        stop = body.get("stop")
+        if path != "/v1/completions" or body["temperature"] or body.get("stream") or (stop and way == "lacks-stops"):
+            return None
+        try:
+            with LOCK:
+                said = WAYS[way](asked_of(body["prompt"], body["max_tokens"], stop))
+        except ValueError:
+            return None
+        tokens = [f"token_id:{token}" for token in said.token_ids]
+        logprobs = {"tokens": tokens, "token_logprobs": said.logprobs}
+        choice = {"token_ids": said.token_ids, "logprobs": logprobs, "text": said.text}
+        return {"choices": [{**choice, "finish_reason": said.finish_reason}]}
 
-        def reply(self, status: int, value: Any) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with playing(play) as player:
+        yield player.url
 
 
 if __name__ == "__main__":

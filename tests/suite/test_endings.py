@@ -69,13 +69,6 @@ def test_other_text_and_reasons_are_found(fields, message):
     assert message in result.message
 
 
-@pytest.mark.slow
-def test_what_an_engine_does_not_tell_is_not_compared():
-    silent = changed(text=None, stop_reason="untold", finish_reason=None, logits=None)
-    result = run_property(by_id("equals-reference"), silent, "quick")
-    assert (result.status, result.message) == ("passed", "")
-
-
 def test_engines_without_stop_strings_are_not_asked_for_them():
     class Lacking(adapters.Own):
         lacks = frozenset({"stop-strings"})

@@ -4,10 +4,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
-from internal_properties import second_implementation
 
 from lfm2np.errors import NumericsError
 from lfm2np.suite import adapters
@@ -15,7 +13,6 @@ from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.runner import run_property
 from lfm2np.suite.strategies.scenarios import FAMILIES, models
 from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, config_of, loaded
-from lfm2np.truth.reference import route
 
 IDS = [(7 * i * i + 3 * i + 1) % 24 for i in range(20)]
 PLAIN = TinyModel(layers="cA", experts=4)
@@ -37,48 +34,6 @@ def test_models_of_every_family_are_drawn_and_are_checkpoints():
     assert min(families[name] for name in FAMILIES) > 4
 
 
-def routes(tiny: TinyModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the last layer, with normed embeddings for its input: experts and weights [T, K], and the choice by scores."""
-    model = loaded(tiny)
-    weights = model.weights.layers[-1].feed_forward
-    rows = model.numerics.embed(model.weights.embedding.values[IDS])
-    x = model.numerics.rms_norm(rows, model.weights.layers[-1].ffn_norm, 1e-5)
-    chosen, shares = route(weights, model.config, model.numerics, x)
-    unbiased, _ = route(replace(weights, bias=None), model.config, model.numerics, x)
-    return chosen, shares, unbiased
-
-
-@pytest.mark.parametrize("seed", range(2))  # that are drawn
-@pytest.mark.parametrize(("experts", "few"), [(4, 2), (3, 1), (12, 3), (5, 3)])
-def test_tokens_go_different_ways(experts: int, few: int, seed: int):
-    """Of 20 tokens: experts and weights differ, and the bias decides for some of them, not for all."""
-    chosen, shares, unbiased = routes(TinyModel(experts=experts, experts_a_token=few, normalised=False, seed=seed))
-    sets = {frozenset(row) for row in chosen.tolist()}
-    assert len(sets) > 1
-    assert len(np.unique(chosen)) > experts / 2
-    assert shares.max() > 1.5 * shares.min()
-    others = [set(value) != set(other) for value, other in zip(chosen.tolist(), unbiased.tolist(), strict=True)]
-    assert 1 <= sum(others) < len(others)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"experts_a_token": 1},
-        {"expert_bias": False},
-        {"normalised": False},
-        {"scaling": 2.5},
-        {"dense_layers": 0},
-        {"experts": 0},
-    ],
-    ids=str,
-)
-def test_every_switch_moves_the_logits(change: dict[str, Any]):
-    """By tenths."""
-    expected = loaded(PLAIN).logits(IDS)
-    assert np.abs(loaded(replace(PLAIN, **change)).logits(IDS) - expected).max() > 0.1
-
-
 def test_fused_tensors_are_the_same_model():
     assert loaded(replace(PLAIN, fused=True)).logits(IDS).tobytes() == loaded(PLAIN).logits(IDS).tobytes()
     names = {path.name for path in checkpoint(replace(PLAIN, fused=True)).iterdir()}
@@ -91,17 +46,6 @@ def test_the_last_token_overflows_in_a_mixture_too(first: int):
     model.logits([3, 4, 5])
     with pytest.raises(NumericsError):
         model.logits([3, 4, 23])
-
-
-def test_rows_from_a_near_choice_on_are_not_compared_with_float64(monkeypatch: pytest.MonkeyPatch):
-    """Where rounding may send a token to another expert, float64 is no judge of it, nor of what comes after it."""
-    tiny = TinyModel(layers="cA", experts=4, seed=3)
-    rows, _ = second_implementation.plain_logits(tiny, tuple(IDS))
-    assert len(rows) == len(IDS)
-    monkeypatch.setattr(second_implementation, "LEAST_MARGIN", 0.05)
-    fewer, _ = second_implementation.plain_logits(tiny, tuple(IDS))
-    assert 0 < len(fewer) < len(rows)
-    assert fewer == rows[: len(fewer)]
 
 
 def test_a_mixture_is_judged_where_a_choice_is_sure():

@@ -156,26 +156,3 @@ def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.Monk
     assert "there may be smaller examples" not in said_of(0.0)
     monkeypatch.setattr(shrinking, "LEAST_SECONDS", 0)  # over before it begins, however fast the machine is
     assert said_of(shrinking.SECONDS_OF_ALL["quick"]).endswith("\nshrunk for 0 s: there may be smaller examples")
-
-
-@pytest.mark.slow
-def test_an_engine_for_published_shapes_alone_is_met_with_these():
-    class Published(Narrow):
-        lacks = PUBLISHED_ONLY | {"lfm3"}
-
-        def __init__(self, model: str, sizes: dict[str, Any]) -> None:
-            config = json.loads((Path(model) / "config.json").read_text())
-            assert config["head_dim"] == 64
-            super().__init__(model, sizes)
-
-    def factory(model, sizes):
-        return Published(model, sizes)
-
-    result = run_property(by_id("equals-reference"), factory, "quick")
-    assert (result.status, result.message) == ("passed", "")
-
-    def none(model, sizes):
-        raise OSError("no such device")
-
-    result = run_property(by_id("equals-reference"), none, "quick")
-    assert (result.status, result.message) == ("failed", "the factory makes no engine: OSError: no such device")

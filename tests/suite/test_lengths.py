@@ -14,9 +14,8 @@ from lfm2np.suite import adapters
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.properties import driver
 from lfm2np.suite.runner import run_property
-from lfm2np.suite.strategies.lengths import Lengths, at_lengths, common_text, lengths_of
-from lfm2np.suite.strategies.scenarios import counts, greedy_params, scenarios
-from lfm2np.suite.strategies.tiny_models import TinyModel
+from lfm2np.suite.strategies.lengths import Lengths, lengths_of
+from lfm2np.suite.strategies.scenarios import greedy_params, scenarios
 
 
 def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
@@ -32,20 +31,6 @@ def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
     return examples
 
 
-def test_lengths_stand_around_multiples_of_blocks_and_chunks():
-    lengths = set(drawn(counts(Lengths(16, 100, 8, 320), 320), 300))
-    assert {1, 15, 16, 17, 99, 100, 101, 299, 300, 301, 320} <= lengths
-    for length in lengths - {1, 320}:
-        assert min(abs(length - unit * round(length / unit)) for unit in (16, 100)) <= 1
-
-
-def test_the_common_text_begins_the_same_and_has_no_short_period():
-    assert common_text(600)[:300] == common_text(300)
-    assert common_text(5) == (3, 4, 3, 5, 4)
-    text = common_text(600)[14:]  # without the beginning, which is written out
-    assert all(text[period:] != text[:-period] for period in range(1, 300))
-
-
 def test_scenarios_at_length_fit_the_model_and_the_memory():
     lengths = Lengths(16, 48, 8, 240)
     longest = 0
@@ -57,12 +42,6 @@ def test_scenarios_at_length_fit_the_model_and_the_memory():
             assert -(-total // scenario.sizes["block_size"]) <= scenario.sizes["num_blocks"]
             longest = max(longest, total)
     assert longest > 150
-
-
-def test_small_examples_are_drawn_as_before():
-    for scenario in drawn(scenarios(greedy_params())):
-        assert scenario.model.positions == 96
-        assert all(len(request.prompt_token_ids) <= 14 for request in scenario.requests)
 
 
 class Recording(adapters.Own):
@@ -101,12 +80,6 @@ def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
         assert {wishes["max_num_batched_tokens"] for wishes, _ in long} == {chunk, chunk // 2 + 1}
         assert 100 < max(length for _, length in long) <= 130
         assert len(seen) > 3 * len(long)
-
-
-@pytest.mark.slow
-def test_an_engine_for_short_contexts_is_asked_none_that_are_long():
-    seen = run_recorded({}, lacks={"long-contexts"})
-    assert max(length for _, length in seen) <= 14
 
 
 @pytest.mark.parametrize(
@@ -157,20 +130,6 @@ def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str, name: s
 def test_parts_of_attention_are_compared():
     with inject("partitions-joined-without-rescaling"):
         assert run_property(by_id("scores"), adapters.own, "ci", shrink=False).status == "failed"
-
-
-@pytest.mark.slow
-def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
-    with inject("state-never-advanced"):
-        result = run_property(by_id("equals-reference"), adapters.own, "quick")
-    assert result.status == "failed"
-    assert result.size is not None
-    assert result.size < 10
-
-
-def test_some_examples_are_at_length():
-    assert set(drawn(at_lengths(st.just)(Lengths()))) == {None, Lengths()}
-    assert TinyModel().positions == 96
 
 
 @pytest.mark.parametrize("name", ["prefix-hits", "wide-batches"])

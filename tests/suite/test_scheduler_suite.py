@@ -10,16 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from schedulers.managed import ManagedScheduler
 
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.adapter_calls import Violation
-from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
+from lfm2np.suite.schedulers.demands import DEMANDS
 from lfm2np.suite.schedulers.program_run import Run
 from lfm2np.suite.schedulers.programs import carry_out
 from lfm2np.suite.schedulers.scheduler_faults import FAULTS, faults_for, try_fault
-from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
+from scheduler.protocol import FEATURES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
@@ -199,6 +198,51 @@ def test_whoever_preempts_the_first_does_not_preempt_the_last():
         run.step(2)
 
 
+# --- aborts
+
+
+class Late(own.OwnScheduler):
+    """Aborts after the next step, as SGLang does, and names the request then."""
+
+    lacks = frozenset({"abort-at-once"})
+    aborted = None
+
+    def abort(self, request_id):
+        self.aborted = request_id
+
+    def update(self, tokens):
+        ended = list(super().update(tokens))
+        if self.aborted is not None:
+            super().abort(self.aborted)
+            ended.append(self.aborted)
+            self.aborted = None
+        return ended
+
+
+class Undeclared(Late):
+    lacks = ()
+
+
+class SilentAbort(own.OwnScheduler):
+    lacks = frozenset({"abort-at-once"})
+
+
+@pytest.mark.parametrize(
+    ("factory", "broken"), [(Late, ""), (Undeclared, "it ended in step"), (SilentAbort, "r0: unfinished")]
+)
+def test_an_abort_may_come_late_where_that_is_declared_and_named(factory, broken):
+    run = Run(factory, {"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
+    with pytest.raises(Violation, match=broken) if broken else contextlib.nullcontext():
+        run.add("r0", [0, 1, 0], 3)
+        run.step(1)
+        run.abort("r0")
+        run.step(1)
+        run.drain()
+        run.add("r1", [0, 1, 0], 3)
+        run.abort_in_flight("r1")
+        run.drain()
+
+
 # --- the smallest program
 
 
@@ -248,9 +292,15 @@ def changed(**fields):
     return Changed
 
 
-class Raising(Tiny):
-    def step(self):
-        raise KeyError("a")
+def having(base=Tiny, **attributes):
+    """A scheduler with other methods."""
+    return type("Having", (base,), attributes)
+
+
+RAISING = having(step=lambda self: {}["a"])
+GENERATING = having(step=lambda self: Step(each for each in Tiny.step(self).entries))
+LOST = having(step=lambda self: Step(Tiny.step(self).entries, [Copy(("blocks", 0), ("block", 1))]))
+TWICE = having(update=lambda self, tokens: Tiny.update(self, tokens) * 2)
 
 
 class Endless(Tiny):
@@ -259,53 +309,20 @@ class Endless(Tiny):
             pass
 
 
-class Speechless(Tiny):
-    def step(self):
-        super().step()
-
-
-class Lost(Tiny):
-    def step(self):
-        step = super().step()
-        return Step(step.entries, [Copy(("blocks", 0), ("block", 1))])
-
-
-class Generating(Tiny):
-    def step(self):
-        step = super().step()
-        return Step(each for each in step.entries)
-
-
-class Twice(Tiny):
-    def update(self, tokens):
-        return super().update(tokens) * 2
-
-
-class Numbering(Tiny):
-    def update(self, tokens):
-        super().update(tokens)
-        return 3
-
-
-class Exiting(Tiny):
-    def step(self):
-        raise SystemExit(3)
-
-
 @pytest.mark.parametrize(
     ("adapter", "line"),
     [
-        (Raising, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
-        (Exiting, r"calls: step\(\) raised SystemExit: 3"),
-        (Generating, r"reports: step\(\): entries: generator, expected a list or a tuple"),
-        (Numbering, r"reports: update\(\): int, expected request ids"),
-        (Twice, r"ends: update\(\) says 2 times that r0 ends"),
+        (RAISING, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
+        (having(step=lambda self: sys.exit(3)), r"calls: step\(\) raised SystemExit: 3"),
+        (GENERATING, r"reports: step\(\): entries: generator, expected a list or a tuple"),
+        (having(update=lambda self, tokens: 3), r"reports: update\(\): int, expected request ids"),
+        (TWICE, r"ends: update\(\) says 2 times that r0 ends"),
         (changed(writes=None), r"reports: step\(\): entries\[0\].writes: NoneType, expected a list or a tuple"),
         (changed(request_id=["r0"]), r"reports: step\(\): entries\[0\].request_id: list, expected a str"),
         (changed(checkpoints=[3]), r"reports: step\(\): entries\[0\].checkpoints\[0\]: 3, expected \(tokens, "),
         (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
-        (Speechless, r"reports: step\(\) returned NoneType, expected a Step"),
-        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
+        (having(step=lambda self: None), r"reports: step\(\) returned NoneType, expected a Step"),
+        (LOST, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
         (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
         (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
         (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
@@ -313,12 +330,11 @@ class Exiting(Tiny):
         (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
-    ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
     run = Run(adapter, SIZES)
-    run.add("r0", [0, 1], 1 if adapter is Twice else 2)
+    run.add("r0", [0, 1], 1 if adapter is TWICE else 2)
     with pytest.raises(Violation, match=f"^{line}") as raised:
         run.step()
     assert "\n" not in str(raised.value)
@@ -381,7 +397,7 @@ def test_numpy_numbers_are_numbers():
 
 
 def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
-    outcome = suite.try_scheduler(Raising)
+    outcome = suite.try_scheduler(RAISING)
     statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}
     assert statuses.pop("calls") == "failed" and statuses.pop("reports") == "passed"
     assert set(statuses.values()) == {"skipped"}
@@ -398,12 +414,6 @@ def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pyte
 def test_what_is_no_scheduler_is_named():
     with pytest.raises(RequestError, match="dict: no scheduler"):
         Run(dict, SIZES)
-
-
-def test_demands_policies_and_faults_have_sentences():
-    assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
-    assert all(sentence.endswith(".") for sentence in DEMANDS.values())
-    assert all(fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys() for fault in FAULTS.values())
 
 
 # --- a block manager
@@ -432,14 +442,6 @@ class Ring(Tiny):
         return Window(writes, reads, first, is_ring=self.is_read_first)
 
 
-class OutOfPhase(Ring):
-    phase = 1
-
-
-class ReadLast(Ring):
-    is_read_first = False
-
-
 class Samples(Tiny):
     """Each sample of a prompt computes it itself."""
 
@@ -460,110 +462,18 @@ class Samples(Tiny):
         return replace(super().step(), parted=parted)
 
 
-class Silent(Samples):
-    reports = False
-
-
 @pytest.mark.parametrize(
     ("factory", "broken"),
-    [(Ring, None), (OutOfPhase, "windows"), (ReadLast, "windows"), (Samples, None), (Silent, "calls")],
+    [
+        (Ring, None),
+        (having(Ring, phase=1), "windows"),
+        (having(Ring, is_read_first=False), "windows"),
+        (Samples, None),
+        (having(Samples, reports=False), "calls"),
+    ],
 )
 def test_rings_and_samples_that_part_early(factory, broken, fewer):
     assert first_broken(factory) == broken
-
-
-class Tables:
-    """Blocks by request; a child of a fork has copies of its own, at once."""
-
-    lacks = frozenset({"prefix-caching", "salts"})
-
-    def __init__(self, sizes):
-        self.size, self.free_list, self.tables, self.lengths = sizes["block_size"], [], {}, {}
-        self.free_list = list(range(sizes["num_blocks"]))
-
-    def allocate(self, name, token_ids, cache_salt):
-        self.tables[name], self.lengths[name] = [], 0
-        if self.append(name, token_ids) is False:
-            del self.tables[name]
-            return None
-        return 0
-
-    def append(self, name, token_ids):
-        missing = -(-(self.lengths[name] + len(token_ids)) // self.size) - len(self.tables[name])
-        if missing > len(self.free_list):
-            return False
-        self.tables[name] += [self.free_list.pop() for _ in range(missing)]
-        self.lengths[name] += len(token_ids)
-        return True
-
-    def places(self, name):
-        return [block * self.size + offset for block in self.tables[name] for offset in range(self.size)][
-            : self.lengths[name]
-        ]
-
-    def free(self, name):
-        self.free_list += self.tables.pop(name)
-
-    def free_blocks(self):
-        return list(self.free_list)
-
-
-def managed(manager):
-    return lambda sizes: ManagedScheduler(manager(sizes), sizes)
-
-
-def test_a_block_manager_runs_under_a_small_scheduler(fewer):
-    outcome = suite.try_scheduler(managed(Tables))
-    assert outcome.broken == {} and outcome.met["preemptions"] and outcome.met["chunks"] and outcome.met["aborts"]
-
-
-class Sharing(Tables):
-    """A child has its parent's blocks; whoever writes to a block of both gets a copy first."""
-
-    def fork(self, parent, child):
-        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
-
-    def owners(self, block):
-        return sum(block in table for table in self.tables.values())
-
-    def append(self, name, token_ids):
-        table, copies = self.tables[name], []
-        if self.lengths[name] % self.size and self.owners(table[-1]) > 1:
-            if not self.free_list:
-                return False
-            copies = [Copy(("block", table[-1]), ("block", self.free_list[-1]))]
-            table[-1] = self.free_list.pop()
-        return copies if super().append(name, token_ids) else self.undone(table, copies)
-
-    def undone(self, table, copies):
-        for copy in copies:
-            self.free_list.append(table[-1])
-            table[-1] = copy.source[1]
-        return False
-
-    def free(self, name):
-        table = self.tables.pop(name)
-        self.free_list += [block for block in table if not self.owners(block)]
-
-
-def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
-    outcome = suite.try_scheduler(managed(Sharing))
-    assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
-    missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
-    assert first_broken(managed(missing)) in ("ownership", "reads", "leaks")
-
-
-def test_the_small_scheduler_preempts_who_came_last_after_a_fork():
-    run = Run(managed(Sharing), {"block_size": 2, "num_blocks": 3, "max_num_seqs": 3, "max_num_batched_tokens": 3})
-    run.add("r0", [0], 1)
-    run.add("r1", [0], 2)
-    run.add("r2", [3], 2)
-    run.add("r3", [3, 3], 2)
-    run.step(1)
-    run.fork("r1", "r4", 3)
-    run.drain()
-    assert run.met["preemptions"]
 
 
 # --- from the command line
@@ -586,6 +496,8 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--xfails", "no.txt"]) == 2
+    assert "--xfails no.txt: " in capsys.readouterr().out
     assert pytest.main([*command, "--scheduler", ""]) == 4
     assert "--scheduler: an empty name" in capsys.readouterr().err
     assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4

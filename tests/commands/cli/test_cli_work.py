@@ -12,7 +12,6 @@ import pytest
 from builders import write_model
 from test_cli import answer, failure, overflowing
 
-from lfm2np import load
 from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities
@@ -57,17 +56,6 @@ def test_the_sequences_of_a_file_score_as_each_alone(
     assert (summary["requests"], summary["tokens"]) == (4, tokens)
     assert summary["tokens_per_second"] > 0
     assert all(report["summary"]["tokens_per_second"] > 0 for report in alone)  # type: ignore[index]
-
-
-def test_the_table_says_totals_and_tokens_a_second(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["score", "--model", str(model), "--requests", written(tmp_path / "r.jsonl", REQUESTS)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["request", "tokens", "total", "log-prob"]
-    total = sum(s.logprob for s in load(model).score([1, 2, 3]))
-    assert lines[1].split() == ["first", "2", f"{total:.6f}"]
-    assert lines[-1].startswith("4 requests, ") and lines[-1].endswith(" a second")
 
 
 def test_worker_processes_and_a_file_of_results_give_the_same(

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import raw_mixture
-from torture_table import CHECKPOINTS, MIXTURES
+from torture_table import MIXTURES
 
 from lfm2np.arithmetic import numerics_named
-from lfm2np.checkpoint.config_json import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.commands.cli import main, summary
-from lfm2np.truth.layers import parameter_count
 from lfm2np.truth.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
@@ -38,28 +36,6 @@ def test_a_mixture_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     for label, value in ROWS.items():
         assert f"{label:<30}{value}" in lines
     assert sum(line.endswith("once every expert was chosen") for line in lines) == 4
-
-
-def test_nothing_is_said_of_experts_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not any("expert" in line or "active" in line for line in said(capsys, "minimal_config"))
-
-
-def test_the_products_of_a_layer_s_experts_are_one_line_with_the_worst_bound(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lines = said(capsys, "moe_near_ties")
-    config = load_config(TORTURE / "moe_near_ties")
-    bounds = summary.proved_bounds(open_checkpoint(TORTURE / "moe_near_ties", config), config)
-    for layer in (1, 2):
-        layer_bounds = [
-            bound for bound in bounds if bound.tensors[0].startswith(f"model.layers.{layer}.feed_forward.experts.")
-        ]
-        down = [bound for bound in layer_bounds if len(bound.tensors) == 1]
-        assert len(down) == 12 and len(layer_bounds) == 24
-        (line,) = (name for name in lines if name.endswith(f"layers.{layer}.feed_forward.experts.*.w2.weight"))
-        worst = (down[0].inputs, 1, max(b.row_sum_bits for b in down), min(b.activation_bits for b in down))
-        assert tuple(map(int, line.split()[:4])) == worst
-    assert len({bound.row_sum_bits for bound in bounds}) > 1, "the control: bounds differ"
 
 
 def test_json_has_every_product_and_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,18 +79,3 @@ def test_memory_is_what_the_prepared_weights_take(name: str) -> None:
     for arithmetic in ("exact", "float32", "float64"):
         weights = prepare_weights(tensors, config, numerics_named(arithmetic))
         assert bytes_in(weights, experts) == stated[arithmetic], arithmetic
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_what_is_active_is_all_but_the_experts_that_a_token_does_not_choose(name: str) -> None:
-    config, built = load_config(TORTURE / name), CHECKPOINTS[name].built
-    mixture = built.mixture
-    assert mixture is not None
-    left_out = (len(built.layers) - mixture.dense) * (mixture.N - mixture.K) * 3 * mixture.X * built.D
-    assert parameter_count(config) - parameter_count(config, active=True) == left_out
-
-
-def test_a_mixture_whose_layers_are_all_dense_is_described() -> None:
-    config = parse_config(raw_mixture(num_dense_layers=5), "config.json")
-    assert dict(summary.mixture_rows(config))["dense layers, sparse layers"] == "3, 0"
-    assert parameter_count(config) == parameter_count(config, active=True)

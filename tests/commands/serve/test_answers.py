@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,36 +29,6 @@ def alone(ids: list[int], **params: Any) -> RequestOutput:
 
 
 token_ids = st.integers(0, 511)
-prompts = st.one_of(
-    st.lists(token_ids, min_size=1, max_size=30),
-    st.text(st.characters(codec="utf-8"), max_size=20),
-    st.sampled_from(["sort: 7 2 9 ->", "add: 34 + 58 ->", ""]),
-)
-asked = st.fixed_dictionaries(
-    {
-        "prompt": prompts,
-        "temperature": st.sampled_from([0, 0.7, 1.0, 3]),
-        "seed": st.integers(0, 2**64 - 1),
-        "max_tokens": st.integers(1, 12),
-    },
-    optional={
-        "top_k": st.integers(-1, 20),
-        "top_p": st.floats(0.1, 1.0),
-        "min_p": st.floats(0.0, 0.5),
-        "repetition_penalty": st.floats(0.5, 2.0),
-        "presence_penalty": st.floats(-2.0, 2.0),
-        "frequency_penalty": st.floats(-2.0, 2.0),
-        "logit_bias": st.dictionaries(st.integers(0, 511).map(str), st.floats(-5.0, 5.0), max_size=3),
-        "banned_token_ids": st.lists(token_ids, max_size=3),
-        "stop_token_ids": st.lists(token_ids, max_size=3),
-        "stop": st.sampled_from([" ", ["1", "4 "], "\u2603"]),
-        "include_stop_str_in_output": st.booleans(),
-        "ignore_eos": st.booleans(),
-        "profile": st.sampled_from(["vllm", "transformers"]),
-        "cache_salt": st.sampled_from(["", "a"]),
-        "priority": st.integers(-2, 2),
-    },
-)
 FREE_OF_SAMPLING = ("prompt", "cache_salt", "priority")
 
 
@@ -68,29 +37,6 @@ def expected(fields: Mapping[str, Any], **more: Any) -> RequestOutput:
     if "logit_bias" in params:
         params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
     return alone(model().prompt_ids(fields["prompt"]), **params)
-
-
-@pytest.mark.slow
-@given(lot=st.lists(asked, min_size=1, max_size=6))
-@settings(deadline=None, max_examples=30)
-def test_each_of_many_clients_gets_what_the_reference_says(served: Served, lot: list[dict[str, Any]]):
-    more = {"return_token_ids": True, "logprobs": 2}
-
-    def one(number: int) -> tuple[int, Any]:
-        return served.ask("/v1/completions", {**lot[number // 2], **more, "stream": bool(number % 2)})
-
-    with ThreadPoolExecutor(12) as pool:
-        replies = list(pool.map(one, range(2 * len(lot))))
-    for number, (status, reply) in enumerate(replies):
-        assert status == 200, reply
-        (sample,) = expected(lot[number // 2], logprobs=2).outputs
-        choice = reply["choices"][0] if number % 2 == 0 else joined(reply)[0]
-        assert choice["token_ids"] == list(sample.token_ids)
-        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
-            *(sample.text, sample.finish_reason, sample.stop_reason),
-        )
-        assert choice["logprobs"]["token_logprobs"] == [each.logprob for each in sample.logprobs or ()]
-    served.wait_until_empty()
 
 
 def joined(events: list[Any]) -> dict[int, Any]:
@@ -176,18 +122,6 @@ def told_text(ids: list[int]) -> str:
     return "".join(stream.push(token_id) for token_id in ids)
 
 
-def test_offsets_say_where_a_token_begins(served: Served):
-    _, reply = served.ask(
-        "/v1/completions", {"prompt": "sort: 7 2 ->", "max_tokens": 6, "logprobs": 0, "temperature": 0}
-    )
-    (choice,) = reply["choices"]
-    logprobs = choice["logprobs"]
-    for token, start in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        if not token.startswith("<|"):
-            assert choice["text"][start:].startswith(token)
-    assert all(len(top) == 1 for top in logprobs["top_logprobs"])
-
-
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_conversation_is_answered_as_the_engine_answers_its_tokens(served: Served, is_streamed: bool):
     messages = [{"role": "user", "content": [{"type": "text", "text": "sort: "}, {"type": "text", "text": "7 2 9 4"}]}]
@@ -244,20 +178,6 @@ def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):
     assert [likely[str(token)]["logprob"] for likely, token in zip(rest, [5, 9], strict=True)] == [
         score.logprob for score in scores
     ]
-
-
-def test_tokens_as_ids_where_that_is_asked_for(served: Served):
-    _, reply = served.ask(
-        "/v1/completions",
-        {"prompt": [1], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
-    )
-    (choice,) = reply["choices"]
-    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
-
-
-def test_no_two_tokens_share_a_name():
-    names = [token_name(model(), token_id) for token_id in range(model().config.vocab_size)]
-    assert len(set(names)) == len(names)
 
 
 def test_a_prefix_that_is_known_is_counted_and_a_salt_keeps_it_apart(served: Served):

@@ -8,21 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
+from builders import (
+    overflowing_at_token_seven,
+    raw_config,
+    safetensors_bytes,
+    stored,
+    stored_weights,
+    tiny_config,
+    write_model,
+)
 from sides import figures, refused, written
 
 from lfm2np.commands.cli import main
-
-
-def overflowing_at_token_seven(directory: Path) -> None:
-    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
-    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
-    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
-        kind, shape, content = tensors[name]
-        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
-        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
-    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
-    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
 
 def test_a_base_whose_logits_overflow_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from recipe import REFUSED, RIGHT, WRONG, Recipe, Refused, Room, Variant
+from recipe import REFUSED, RIGHT, Recipe, Refused, Room, Variant
 
 PROGRAM = "{python} {here}/../served.py --port {port}"
 SERVED = f"{PROGRAM} --numerics {{format}} --model {{model}}"
@@ -28,7 +28,6 @@ NUMPY = Recipe(
     shown=("numpy",),
     variants=(
         Variant("right", TARGET, RIGHT, SERVED, formats=("float32", "bfloat16"), fuzz=FUZZ),
-        Variant("wrong", TARGET, WRONG, f"{SERVED} --fault convolution-gates-swapped", report="vllm-rotary"),
         Variant("unprepared", TARGET, REFUSED, SERVED, prepare=unprepared),
         Variant("dies", TARGET, REFUSED, f"{PROGRAM} --model {{here}}/no-such-model"),
     ),

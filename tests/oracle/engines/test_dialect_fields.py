@@ -1,16 +1,18 @@
-"""The table of what is sent and read in each dialect: it says what the code does, and the page has it."""
+"""A dialect is one value: no other file knows its name; what is sent and read in it is what the page says."""
 
 from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import dialects
 import pytest
 from http_player import play_llama, play_mlx, play_sglang, play_vllm, request_of
 
-from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+import lfm2np
+from lfm2np.oracle.engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 
 pytestmark = pytest.mark.rounding
@@ -71,3 +73,22 @@ def test_the_script_of_a_fuzz_run_reads_a_response_in_the_same_way(spoken: tuple
     exec(dialect.reproducer, names)
     fields = dialect.read(reply, REQUEST)
     assert names["answer"]([reply]) == (fields["token_ids"], fields["logprobs"])
+
+
+NAMES = "|".join(re.escape(each.name) for each in DIALECTS if each.name != "text")  # also a field of answers
+SINGLED_OUT = re.compile(
+    r"import\b[^\n]*\b(VLLM|SGLANG|LLAMA_CPP|TEXT)\b"
+    r"|\bdialects(\.| import [^\n]*)\b(openai|sglang|llama_cpp)\b"
+    r"|dialect\.name\b[^\n]*(==|!=| in )"
+    rf"|(==|!=| in )[^\n]*[\"']({NAMES})[\"']|[\"']({NAMES})[\"'] in "
+)
+
+
+def test_no_other_file_imports_a_dialect_or_compares_its_name() -> None:
+    """In any other place a new dialect would have to be added, too."""
+    package = Path(lfm2np.__file__).parent
+    folders = (package / "oracle" / "engines", package / "suite" / "fuzz", package / "commands" / "cli")
+    paths = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "dialects"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    assert texts and {name: found[0] for name, text in texts.items() if (found := SINGLED_OUT.search(text))} == {}
+    assert SINGLED_OUT.search("if engine.startswith('x') and kind == 'llama.cpp': pass")

@@ -113,11 +113,6 @@ def test_the_same_request_may_be_put_twice_and_who_was_asked_nothing_may_be_sile
         assert answers_to(target, requests) == [Answer((1, 2))] * len(requests)
 
 
-def test_answers_come_in_any_order_and_are_returned_in_that_of_the_requests(make: Make) -> None:
-    target = make("hello()\nfor n, name in enumerate(reversed(requests())): answer(name, logprobs=[n, -0.5])")
-    assert [answer.logprobs for answer in answers_to(target, REQUESTS)] == [(1.0, -0.5), (0.0, -0.5)]
-
-
 def test_no_run_has_more_requests_than_the_engine_takes_at_once_and_none_to_abort_if_it_can_not(make: Make) -> None:
     target = make(
         "hello(at_once=2)\nwhile True:\n names = requests()\n for one in names: answer(one, text=str(len(names)))"
@@ -132,38 +127,19 @@ def test_no_run_has_more_requests_than_the_engine_takes_at_once_and_none_to_abor
 
 BAD_ANSWERS = {
     "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "logprobs[0] nan: expected a finite number", IMPOSSIBLE),
-    "infinity": ("bad(b'\"logprobs\":[-Infinity]')", "logprobs[0] -inf: expected a finite number", NO_ANSWER),
     "overflow": ('bad(b\'"token_ids":[1],"logprobs":[1e999]\')', "expected a finite number", NO_ANSWER),
-    "text for NaN": ("answer(a, logprobs=['nan', 0.0])", "expected a finite number", NO_ANSWER),
-    "null for NaN": ("answer(a, logprobs=[None, 0.0])", "expected a finite number", NO_ANSWER),
     "not JSON": ("bad(b'')", "not JSON", NO_ANSWER),
     "not UTF-8": ('bad(b\'"text":"\\xff"\')', "not JSON: 'utf-8' codec", NO_ANSWER),
-    "C's NaN": ('bad(b\'"token_ids":[1],"logprobs":[-nan]\')', "not JSON", NO_ANSWER),
     "too few log-probabilities": ("answer(a, logprobs=[0.0])", "logprobs: 1 entries for 2 token_ids", NO_ANSWER),
-    "too many of the prompt": (
-        "answer(a, prompt_logprobs=[0.0] * 3)",
-        "prompt_logprobs: 3 entries, expected 2",
-        IMPOSSIBLE,
-    ),
     "a field that is none": ("answer(a, logits=[])", "answer field 'logits'", NO_ANSWER),
-    "true for a token": ("answer(a, token_ids=[True])", "token_ids[0] True", NO_ANSWER),
     "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1: expected a token id", IMPOSSIBLE),
     "no tokens": ("write({'kind': 'answer', 'request_id': a})", "token_ids: missing", NO_ANSWER),
     "an error": ("write({'kind': 'answer', 'request_id': a, 'error': 'too\\nlong'})", "too long", FAILED),
-    "an error that is none": (
-        "write({'kind': 'answer', 'request_id': a, 'error': 3})",
-        "error 3: expected text",
-        NO_ANSWER,
-    ),
     "twice": ("answer(a); answer(a)", "answered twice", NO_ANSWER),
-    "other tops": ("answer(a, top_logprobs=[{'x': 0.0}, {}])", "key 'x', expected a token id", NO_ANSWER),
 }
 NOISE = {
     "a log line": ("raw(b'loading...\\n')", "not JSON"),
-    "an empty line": ("raw(b'\\n')", "not JSON"),
-    "a number": ("raw(b'5\\n')", "int, expected a JSON object"),
     "another kind": ("write({'kind': 'log', 'request_id': a})", "a line of kind 'log', expected an answer"),
-    "an id that is none": ("write({'kind': 'answer', 'request_id': 0})", "an answer to 0, not asked in this run"),
     "an unknown id": ("answer('0:c', error=5)", "an answer to '0:c', not asked in this run"),
     "bytes": ("raw(bytes(range(11, 256)) + b'\\n')", "'utf-8' codec can't decode"),
     "deep": ("raw(b'[' * 100_000 + b'\\n')", "not JSON"),
@@ -230,7 +206,6 @@ GONE = {  # after the first of two answers: what it does, and the end of the oth
     ),
     "a flood on stderr": ("os.write(2, b'x' * 2**20 + b'\\nlast'); sys.exit(1)", " | last"),
     "silence": ("time.sleep(60)", "no answer in 2 s; nothing on stderr"),
-    "half a line, and silence": ("raw(b'{'); time.sleep(60)", "no answer in 2 s; nothing on stderr"),
     "a flood of garbage": (
         "while True: raw(b'x' * 1000 + b'\\n')",
         f"it also wrote: a line {'x' * 97 + '...'!r}: not JSON",
@@ -323,15 +298,10 @@ def test_an_engine_that_heeds_bye_is_not_killed(make: Make, tmp_path: Path) -> N
 
 HELLOS = {
     "other protocol": ("hello(protocol=1)", "hello: protocol 1, expected 2"),
-    "true is no number": ("hello(protocol=True)", "hello: protocol True: expected a whole number"),
-    "nothing at once": ("hello(at_once=0)", "hello: at_once 0: expected a whole number, at least 1"),
-    "less than none": ("hello(top_logprobs=-1)", "hello: top_logprobs -1: expected a whole number, at least 0"),
     "1 is not true": ("hello(abort=1)", "hello: abort 1: expected true or false"),
-    "a field more": ("hello(batch=3)", "hello: batch: expected exactly"),
     "a field less": ("write({'kind': 'hello', 'protocol': 2})", "hello: abort, at_once, engine, logprobs"),
     "another kind": ("write({'kind': 'answer'})", "expected kind hello"),
     "a banner": ("raw(b'Welcome\\n')", "its first line 'Welcome': not JSON"),
-    "a list": ("raw(b'[]\\n')", "its first line '[]': list"),
     "too long": ("raw(b'x' * 2**21 + b'\\n')", "a line of more than"),
     "nothing": ("sys.exit('no model')", "exit code 1; last on stderr: no model"),
     "silence": ("time.sleep(60)", "no answer in"),

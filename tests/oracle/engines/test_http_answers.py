@@ -80,12 +80,6 @@ def test_the_probe_finds_what_a_server_reveals_and_answers_are_what_our_own_engi
         assert answer.prompt_logprobs == (tuple(e.logprob for e in output.prompt_logprobs[1:]) if prompt else None)
 
 
-def test_a_server_that_returns_text_only_needs_a_text() -> None:
-    with playing("text") as player:
-        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
-    assert answer.error is not None and "prompt_text" in answer.error
-
-
 def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
     """Pinned: "no answer told the ids of its tokens", and nothing of why."""
     text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
@@ -105,7 +99,10 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert abilities.refused[1] in report_of(result).facts["probed as"]
 
 
-def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
+def test_a_server_that_returns_text_only_is_asked_in_text_and_has_to_give_one(vllm: Player) -> None:
+    with playing("text") as player:
+        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
+    assert answer.error is not None and "prompt_text" in answer.error
     vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
     with pytest.raises(TargetError, match="text 5: expected text"):
         target_of(vllm).probe()
@@ -174,14 +171,11 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a token id"),
     (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
-    (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),
-    (lambda c: c.update(token_ids=[1, 2, 3, "4"], logprobs=None), "token_ids[3] '4': expected a whole number"),
     (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
     (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
     (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
     (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
-    (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, "0"]), "logprobs[3] '0': expected a finite number"),
     (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
     (
         lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
@@ -196,14 +190,12 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
     (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
     (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
-    (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
 ]
 OF_SGLANG: list[tuple[Spoil, str]] = [
     (lambda m: m["output_token_logprobs"].reverse(), "output_token_logprobs: other tokens than output_ids"),
     (lambda m: m.update(output_token_logprobs=[[1]] * 4), "[[1], [1], [1], [1]]: expected list of [number, id, text]"),
     (lambda m: m.update(input_token_logprobs=TWICE[0]), "input_token_logprobs: other tokens than the prompt"),
     (lambda m: m.update(output_top_logprobs=TWICE), "output_top_logprobs [[[-1.0, 5, None], [-2.0, 5, None]]"),
-    (lambda m: m["output_token_logprobs"].pop(), "other tokens than output_ids"),
 ]
 OF_LLAMA: list[tuple[Spoil, str]] = [
     (lambda r: r["tokens"].reverse(), "completion_probabilities: other tokens than tokens"),
@@ -235,18 +227,6 @@ def test_an_answer_that_cannot_be_true_names_its_field(
     assert read_and_judged(dialect, reply, request).error is None
     spoil(inner(reply))
     assert error in why_not(dialect, reply, request)
-
-
-def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None:
-    request = request_of("a")
-    for asked, reason, is_fine in ((3, "length", False), (8, "length", False), (8, None, False), (8, "stop", True)):
-        reply = reply_of(VLLM, play_vllm, request)
-        reply["choices"][0]["finish_reason"] = reason
-        other = request_of("a", max_tokens=asked)
-        answer = read_and_judged(VLLM, reply, other)
-        assert (answer.error is None) is is_fine
-        words = "4 tokens, 3 were" if asked == 3 else f"finish_reason {reason!r} after 4 of 8 tokens"
-        assert is_fine or words in (answer.error or "")
 
 
 def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:

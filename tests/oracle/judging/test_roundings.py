@@ -162,11 +162,6 @@ def test_rows_of_a_product_have_the_inputs_of_their_own_tensor() -> None:
         assert not np.allclose(output, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
 
 
-def test_k_quants_have_large_blocks_on_a_cpu_and_small_ones_elsewhere() -> None:
-    assert [in_blocks_for("Q4_K", draw) for draw in range(2)] == [formats.q8_k, formats.q8_0]
-    assert {in_blocks_for("Q4_0", draw) for draw in range(4)} == {formats.q8_0}
-
-
 def test_a_format_may_name_that_of_the_cache() -> None:
     assert format_named("q8").kv == "float16"
     assert format_named("q8 kv:q4_0").kv == "q4_0"
@@ -201,15 +196,3 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
             expected = KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64)
         assert np.array_equal(output, expected)
         assert np.array_equal(engine.in_cache(values[..., :32], KEPT[name].keep), KEPT[name].keep(values[..., :32]))
-
-
-@pytest.mark.rounding
-def test_turning_twice_is_nothing_and_spreads_an_outlier() -> None:
-    heads = np.zeros((3, 2, 128), F32)
-    heads[1, 1, 70] = 8.0
-    once = formats.turned(heads)
-    assert np.abs(once[1, 1, 64:]).tolist() == [1.0] * 64 and not once[1, 1, :64].any() and not once[0].any()
-    assert np.array_equal(formats.turned(once), heads)
-    random = np.random.default_rng(0).normal(size=(2, 64)).astype(F32)
-    assert np.allclose(formats.turned(formats.turned(random)), random, atol=1e-5)
-    assert np.allclose(np.square(formats.turned(random)).sum(-1), np.square(random).sum(-1), rtol=1e-5)

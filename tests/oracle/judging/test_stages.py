@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from engines import answered
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
@@ -20,13 +20,10 @@ from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging import judge as judging
-from lfm2np.oracle.judging import scored
-from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS, FIRST, Noise, noise_of, spread_of
+from lfm2np.oracle.judging.noise import DRAWS, FIRST
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -61,61 +58,6 @@ def known_by(name: str, draws: Sequence[int]) -> Known:
 
 def copied(known: Known) -> Known:
     return Known(dict(known.truths), dict(known.noises), wanted=dict(known.wanted))
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from([(1,), FIRST, DRAWS]))
-def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
-    seed: int, power: float, draws: tuple[int, ...]
-) -> None:
-    """Also where only these err: then it is by that."""
-    random = np.random.default_rng(seed)
-    errors = (random.normal(size=(8, 2, 5)) * 2.0 ** -random.uniform(0, power, (8, 2, 5))).astype(np.float32)
-    errors[[draw for draw in DRAWS if draw not in draws], 1] = 0.0
-    logprobs = np.log(random.dirichlet(np.ones(5), 2))
-    columns, zeros = np.tile(np.arange(5), (2, 1)), np.zeros(2, np.int64)
-    truth = Truth(Spoken((1, 2, 3)), columns, logprobs, zeros, np.exp(logprobs * 2).sum(1), np.ones(2), 5)
-    subset = errors[list(draws)]
-    some, every = Noise(draws, subset, spread_of(subset)), Noise(DRAWS, errors, spread_of(errors))
-    factor = np.sqrt(len(DRAWS) / len(draws))
-    assert (some.gap_scales(zeros) <= factor * every.gap_scales(zeros) * (1 + 1e-12)).all()
-    assert (some.scales(truth) <= factor * every.scales(truth) * (1 + 1e-12)).all()
-    assert some.scales(truth)[1, 0] > 0.999 * factor * every.scales(truth)[1, 0]
-
-
-def test_the_first_two_differ_in_every_choice_that_is_made_both_ways() -> None:
-    first, other = (emulated("bfloat16", 0, draw) for draw in FIRST)
-    choices = ("fused", "flash", "wide_residual")
-    assert all(getattr(first, name) != getattr(other, name) for name in choices)
-
-
-@pytest.mark.slow
-@pytest.mark.rounding
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@settings(max_examples=40)
-@given(data=st.data())
-def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data: st.DataObject) -> None:
-    """One log-probability of a right engine moved, by up to thirty times the noise."""
-    pairs = list(told(name))
-    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), draws=DRAWS)
-    chosen = data.draw(
-        st.sampled_from([position for position in every if position.is_new and position.error is not None])
-    )
-    index = chosen.row + 1 - len(chosen.request.prompt_token_ids)
-    place = next(place for place, (request, _) in enumerate(pairs) if request.request_id == chosen.request.request_id)
-    request, answer = pairs[place]
-    truth = next(
-        known
-        for ids, known in known_by(name, DRAWS).truths.items()
-        if ids.token_ids[: chosen.row + 2] == (*request.prompt_token_ids, *(answer.token_ids or ())[: index + 1])
-    )
-    noise = known_by(name, DRAWS).noises[name, truth.spoken]
-    scale = float(noise.scales(truth)[chosen.row, truth.at(chosen.row, chosen.token_id)])
-    logprobs = list(answer.logprobs or ())
-    logprobs[index] -= scale * data.draw(st.floats(5, 20))
-    pairs[place] = request, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
-    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), draws=DRAWS)
-    staged = judge(model(), name, pairs, known=copied(known_by(name, FIRST)))
-    assert [position.verdict for position in staged] == [position.verdict for position in by_all]
 
 
 def positions(ratio: float) -> list[Position]:
@@ -196,39 +138,3 @@ def test_a_check_that_ends_early_says_what_it_left_out() -> None:
         f"{asked.left} requests after one that is certainly wrong" in as_text(report_of(result))
         and as_json(report_of(result))["figures"]["left"] == asked.left
     )
-
-
-@pytest.mark.rounding
-def test_a_conversation_judged_turn_by_turn_is_not_scored_again_at_the_end() -> None:
-    """Each prompt goes on with the one before and its answer; rows of earlier turns are still known."""
-    (request, answer), known = told("float32")[-1], Known()
-    ids, turns = (*request.prompt_token_ids, *(answer.token_ids or ())), []
-    for turn, start in enumerate(range(2, len(ids), 5)):
-        new = ids[start : start + 3]
-        turns.append((greedy(str(turn), ids[:start], len(new), case="case"), Answer(new)))
-        scored.truths_of(model(), turns[-1:], known)
-    done = known.place.num_tokens
-    scored.truths_of(model(), turns, known)
-    assert len(turns) > 3 and known.place.num_tokens == done
-
-
-@pytest.mark.rounding
-def test_an_emulated_engine_errs_alike_beside_a_sequence_that_begins_alike() -> None:
-    """Where positions are added in float16 their order is most of the noise."""
-    (request, answer) = told("float32")[-1]
-    ids = (*request.prompt_token_ids, *(answer.token_ids or ()))
-    truths = spoken_truths(model(), {Spoken(ids): {}, Spoken((*ids[:-4], 5)): {}})
-    for truth, beside in zip(truths, noise_of(model(), truths, "float16 kv:float16", (1,)), strict=True):
-        (alone,) = noise_of(model(), [truth], "float16 kv:float16", (1,))
-        change = np.sqrt(np.mean(np.square(beside.errors - alone.errors)) / np.mean(np.square(alone.errors)))
-        assert change < 0.5
-
-
-@pytest.mark.rounding
-def test_another_format_that_explains_nothing_by_far_is_tried_by_two_engines_only() -> None:
-    pairs, known = wrong(told("float32"), 5), Known()
-    verdict = found(pairs, known).total.verdict
-    assert verdict is Verdict.BUG
-    tried = {name: noise.draws for (name, _), noise in known.noises.items() if name != "float32"}
-    assert {"float16", "bfloat16", "int8", "int4"} <= tried.keys()
-    assert tried["int8"] == FIRST, "weights that are drawn for each engine take longest"

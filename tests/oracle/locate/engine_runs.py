@@ -129,12 +129,6 @@ def past_the_window_sampled_thrice(model: Model) -> RecordedEngine:
     return run
 
 
-def past_the_window_with_wrong_drafts(model: Model) -> RecordedEngine:
-    run = engine(model, drafter=ScriptedDrafter({"a": prompt(7, 60, 44)}), num_speculative_tokens=5)
-    run.add("a", prompt(1, 27, 44), 14)
-    return run
-
-
 def past_the_window_after_a_lost_prefix(model: Model) -> RecordedEngine:
     """The pool of the layers with a window is small: what b would need of its prefix there is gone."""
     run = engine(model, prefix_caching=True, num_window_blocks=14, max_num_batched_tokens=20)

@@ -13,7 +13,6 @@ from engine_runs import (
     TRAINED,
     after_a_prefix_hit,
     at_length,
-    engine,
     in_chunks,
     loaded,
     located,
@@ -21,8 +20,6 @@ from engine_runs import (
     past_the_window_after_a_lost_prefix,
     past_the_window_in_chunks,
     past_the_window_sampled_thrice,
-    past_the_window_with_wrong_drafts,
-    prompt,
     rows_of,
     sampled_thrice,
     token_by_token,
@@ -33,7 +30,6 @@ from engine_runs import (
 )
 from faults import FAULTS, inject, of_file
 
-from lfm2np.engine.drafters import ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import content_of, parse_dump
@@ -175,11 +171,6 @@ def test_rows_that_a_window_hides_are_not_taken_for_those_it_shows() -> None:
         parse_dump(content_of(recorded), "dump", model.config)
 
 
-def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:
-    model = loaded(LFM3, "float32")
-    assert located(model, rows_of(past_the_window_with_wrong_drafts(model), "a")).findings == ()
-
-
 def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
     assert {entry.name for entry in FAULTS if entry.section == "A"} == STATE.keys() | CHANGES_NO_ACTIVATION
     windows = {fault.name for fault in of_file("lfm3") if fault.section == "B"}
@@ -193,17 +184,6 @@ def test_without_a_fault_the_engines_rows_are_right(build: Build, request_name: 
     report = located(model, recorded)
     assert report.findings == ()
     assert len(report.checks) == len(recorded) - 2 > 80
-
-
-def test_rows_of_rejected_drafts_are_no_ones() -> None:
-    """A request that continues another's answer has the rows of its blocks, not those of what was rejected there."""
-    model = loaded(TRAINED, "float32")
-    run = engine(model, prefix_caching=True, drafter=ScriptedDrafter({"a": prompt(7, 12)}), num_speculative_tokens=3)
-    run.add("a", prompt(1, 9), 8)
-    run.run()
-    (answer,) = run.finished["a"].outputs
-    run.add("b", [*prompt(1, 9), *answer.token_ids, 20], 2)
-    assert located(model, rows_of(run, "b")).findings == ()
 
 
 def test_the_engines_rows_are_the_references_own_bits() -> None:

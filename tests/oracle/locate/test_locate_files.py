@@ -75,15 +75,6 @@ def test_token_ids_may_be_any_whole_numbers(tmp_path: Path, dtype: str) -> None:
     assert read(written(tmp_path, tensors)).token_ids.tolist() == ids.tolist()
 
 
-def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
-    config, tensors = checkpoint(SIX)
-    recorded = six_heads() | {"lm_head": six_heads()["lm_head"][-1:].copy()}
-    assert locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings == ()
-    recorded["lm_head"][0, 5] += 1.0
-    (finding,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
-    assert (finding.row, finding.channel, finding.rows) == (11, 5, "the last row, 11")
-
-
 @pytest.mark.parametrize(("dtype", "shape"), [("I64", (24, 3)), ("U8", (1, 24, 3))])
 def test_a_mixtures_tensors_are_read_by_engines_shapes(tmp_path: Path, dtype: str, shape: Any) -> None:
     """Experts apart, ids of any whole numbers; attention's scores are not a router's."""
@@ -123,15 +114,11 @@ CONV, KEYS, STATE = "model.layers.0.conv.conv", "model.layers.1.self_attn.keys_r
 REFUSED: list[tuple[dict[str, Stored], str]] = [
     ({"token_ids": zeros(2)}, "token_ids: dtype F32, expected whole numbers"),
     ({"token_ids": ("I64", (0,), b"")}, r"shape \(0,\), expected \(T,\) or \(1, T\) with at least one"),
-    ({"token_ids": whole(1, 2, shape=(2, 1))}, r"shape \(2, 1\), expected"),
     ({"token_ids": whole(1, 101)}, "101 at 1, expected ids below vocab_size"),
     ({"token_ids": whole(-1, 1)}, "-1 at 0, expected ids below"),
     ({"token_ids": ("U8", (1025,), bytes(1025))}, "1025 tokens, expected at most max_position_embeddings=1024"),
     ({NORM: zeros(3, 48)}, r"shape \(3, 48\), expected \[2, 48\] for T=2"),
-    ({NORM: zeros(2, 47)}, r"shape \(2, 47\), expected \[2, 48\]"),
     ({NORM: zeros(2, 2, 48)}, r"shape \(2, 2, 48\), expected"),
-    ({NORM: zeros(96)}, r"shape \(96,\), expected"),
-    ({NORM: zeros(48, 2)}, r"shape \(48, 2\), expected"),
     ({NORM: zeros(2, 48, dtype="I8")}, "dtype I8, expected numbers of F64, F32, F16, BF16"),
     ({CONV: zeros(48, 5)}, r"shape \(48, 5\), expected \[2, 48\] or \[48, 4\]"),
     ({"a": zeros(1), "b": zeros(1)}, r"none of its 2 names is known \(a, b\): expected model.emb"),

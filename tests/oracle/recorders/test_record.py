@@ -19,7 +19,6 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.commands.cli.program import main
 from lfm2np.commands.cli.shared import terminal
 from lfm2np.engine.loading import Model
-from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Cause, Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer
@@ -89,18 +88,6 @@ def test_what_cannot_be_recorded_is_one_line_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["vllm_recorder", "llama_cpp_recorder", "llama_cpp_slot", "openvino_recorder"])
-def test_a_mixture_is_refused_in_one_line_before_the_engine_is_looked_for(
-    tmp_path: Path, capsys: Any, name: str
-) -> None:
-    """By those of fixtures/engines/recorders, which these commands call as any engine of one's own."""
-    model, output = str(mixture(PLAIN)), str(tmp_path / "dump")
-    command = ["record", f"recorders.{name}:factory", "--model", model, "--prompt-ids", "1", "-o", output]
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert "a model of type lfm2_moe can't be recorded there" in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
 def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsys: Any, numerics: str) -> None:
     model, file = str(mixture(PLAIN)), str(tmp_path / "dump.safetensors")
@@ -148,12 +135,6 @@ def test_whatever_an_engine_raises_is_one_line() -> None:
     record = record_of("test_record:Failing", TRAINED, "float32")
     with pytest.raises(TargetError, match=r"test_record:Failing: ValueError: first line.*second line"):
         record([[1]], 0, 1)
-
-
-@pytest.mark.parametrize("target", ["", "exec:./engine", "https://a:1", "answers.jsonl"])
-def test_targets_of_other_forms_are_refused(target: str) -> None:
-    with pytest.raises(RequestError, match="can't be recorded"):
-        record_of(target, TRAINED, "float32")
 
 
 # --- from verdict to cause

@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import save
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.errors import DumpError
+from lfm2np.errors import DumpError, RequestError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
-from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
+from lfm2np.oracle.locate.patterns import Context, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
+from lfm2np.oracle.recorders.registry import require_request
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
@@ -62,18 +63,11 @@ def test_a_prefix_that_was_cached_has_no_rows() -> None:
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_are_written_row_by_row_however_they_lie_in_memory(order: str) -> None:
     """Pinned: those that a transposition had left column by column were written so."""
-    recorder = Recorder()
-    recorder.step([5, 6, 7])
-    recorder.keep(LAYER, np.array(rows(3), order=order))  # type: ignore[call-overload]
-    assert np.array_equal(read(recorder).tensors[LAYER], rows(3))
-
-
-def test_what_is_kept_is_a_copy() -> None:
-    recorder, values = Recorder(), rows(3)
+    recorder, values = Recorder(), np.array(rows(3), order=order)  # type: ignore[call-overload]
     recorder.step([5, 6, 7])
     recorder.keep(LAYER, values)
-    values[:] = 0
-    assert np.array_equal(recorder.tensors()[LAYER], rows(3))
+    values[:] = 0  # what is kept is a copy
+    assert np.array_equal(read(recorder).tensors[LAYER], rows(3))
 
 
 def test_the_end_of_a_block_writes_the_file_and_an_error_in_it_does_not(tmp_path: Path) -> None:
@@ -103,6 +97,7 @@ def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
         ("token_ids", [5], "kept already"),
         ("x", ["text"], "expected numbers with a row for each token"),
         ("x", 3.0, "expected numbers with a row for each token"),
+        ("lm_head", np.zeros((4, 4)), "expected at most 1"),
     ):
         with pytest.raises(DumpError, match=words):
             recorder.keep(name, values)
@@ -124,49 +119,11 @@ def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_
             parse_dump(bytes(changed), "dump", CONFIG)
     assert read(recorder).format == "bfloat16"
     assert parse_dump(save(recorder.tensors()), "dump", CONFIG).format is None
-
-
-def test_a_format_that_is_none_is_an_error() -> None:
     with pytest.raises(DumpError, match="format 'int3' in its metadata"):
-        parse_dump(save({"token_ids": np.arange(2)}, {"format": "int3"}), "dump", CONFIG)
-    assert parse_dump(save({"token_ids": np.arange(2)}, {"format": "pt"}), "dump", CONFIG).format is None
+        parse_dump(save(recorder.tensors(), {"format": "int3"}), "dump", CONFIG)
 
 
 # --- steps in words
-
-
-@pytest.mark.parametrize(
-    ("per", "wrong", "text"),
-    [
-        (TOKEN, [5], "from step 1 on (1 row from position 5 on), right in step 0"),
-        (TOKEN, [2, 3, 4, 5, 6], "each of the 3"),
-        (TOKEN, [3], "step 0 of 3"),
-        (TOKEN, [1], ""),  # of what another step computed
-        (TOKEN, [1, 3], "step 0 of 3"),
-        (TOKEN, [5, 6], "from step 1 on (1 row from position 5 on), right in step 0"),
-        (STEP, [1], "step 1 of 3"),
-        (STEP, [2], "from step 2 on (1 row from position 6 on), right in steps 0 to 1"),
-        (Context(), [2 + 5 + 0], "step 1 of 3"),
-        (Context(), [2 + 0, 2 + 5 + 6 + 3], "steps 0, 2 of 3"),
-    ],
-)
-def test_wrong_steps_in_words(per: Per, wrong: list[int], text: str) -> None:
-    """Seven tokens: two from a cache, then steps of 3, 1 and 1."""
-    steps = Steps(7, (3, 1, 1))
-    count = {TOKEN: 7, STEP: 3, Context(): 2 + 5 + 6 + 7}[per]
-    mask = np.zeros(count, bool)
-    mask[wrong] = True
-    if per == TOKEN and wrong == [5]:
-        mask[6] = True
-    assert describe_steps(mask, steps, per) == text
-
-
-def test_wrong_reads_in_words() -> None:
-    steps, mask = Steps(7, (3, 1, 1)), np.zeros(2 + 5 + 6 + 7, bool)
-    mask[[2 + 5 + 1, 2 + 5 + 2, 2 + 5 + 6 + 4]] = True
-    assert describe_reads(mask, steps, Context()) == "positions 1 to 2 of 6, as step 1 read them"
-    assert steps.place(Context(), 2 + 5 + 2) == "position 2 as step 1 read it"
-    assert (steps.place(TOKEN, 4), steps.place(STEP, 1)) == ("row 4", "step 1")
 
 
 def test_what_a_window_hides_was_not_read() -> None:
@@ -191,3 +148,29 @@ def test_a_row_of_logits_is_no_batch_of_one_where_the_vocabulary_is_as_large_as_
     recorder.step([0, 1, 2])
     recorder.keep("lm_head", np.zeros((1, 3, 3), np.float32))
     assert recorder.tensors()["lm_head"].shape == (3, 3)
+
+
+# requests that no engine can run
+
+
+@pytest.mark.parametrize(
+    ("prompts", "request_number", "max_tokens", "message"),
+    [
+        ([[1]], 1, 1, "request 1: expected one of 1"),
+        ([[1]], -1, 1, "request -1: expected one of 1"),
+        ([[1]], 0, 0, "max_tokens 0: expected at least 1"),
+        ([[1], []], 0, 1, "ids: none, expected at least one"),
+        ([[1], [2, 512]], 0, 1, "512, expected 0 to vocab_size-1=511"),
+        ([[1], [-1]], 0, 1, "-1, expected 0 to"),
+        ([[1] * 1000], 0, 25, "1025 tokens with new ones, max_position_embeddings=1024"),
+    ],
+)
+def test_requests_that_no_engine_can_run_are_refused(
+    prompts: list[list[int]], request_number: int, max_tokens: int, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        require_request(prompts, request_number, max_tokens, CONFIG)
+
+
+def test_a_request_that_just_fits_is_taken() -> None:
+    require_request([[1] * 1000, [511]], 1, 24, CONFIG)

@@ -10,8 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
 from reports import right as right_check
@@ -22,9 +20,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.causes.groups import SHOWN, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import exit_code, report_of
-from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.judging.verdict import Position, Verdict
-from lfm2np.oracle.report import report as report_module
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
@@ -53,14 +49,8 @@ def wrong() -> Checked:
 
 
 def test_exit_codes_say_right_wrong_or_unknown() -> None:
-    assert {str(verdict): exit_code(verdict) for verdict in Verdict} == {
-        "EXACT": 0,
-        "TIE": 0,
-        "ROUTE": 0,
-        "DRIFT": 1,
-        "BUG": 1,
-        "INCONCLUSIVE": 2,
-    }
+    codes = {"EXACT": 0, "TIE": 0, "ROUTE": 0, "DRIFT": 1, "BUG": 1, "INCONCLUSIVE": 2}
+    assert {str(verdict): exit_code(verdict) for verdict in Verdict} == codes
 
 
 # --- text
@@ -129,24 +119,6 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     assert f"token      {first.token_id}; the oracle's is {first.best}" in where
     assert f"{first.gap:.3g} nats, {first.gap_ratio:.3g} times the rounding error" in where
     assert f"error      {first.error:.3g} nats" in where
-
-
-def cells_of(at: Position) -> list[str]:
-    sizes = (at.gap, at.gap_ratio, at.margin_ratio, at.error, at.error_ratio)
-    ids = [len(at.request.prompt_token_ids), at.row, "generated" if at.is_new else "prompt", at.token_id, at.best]
-    return [at.request.request_id, *map(str, ids), *map(number, sizes), at.verdict]
-
-
-def test_ten_odd_positions_are_listed_the_worst_first_and_the_others_counted(wrong: Checked) -> None:
-    lines = lines_of(wrong)
-    start = next(index for index, line in enumerate(lines) if line.startswith("position in"))
-    odd = [at for at in wrong.positions if at.is_wrong or at.is_flip]
-    bugs = [at for at in odd if at.verdict is Verdict.BUG]
-    bugs.sort(key=lambda at: -max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
-    assert len(bugs) > 10
-    for line, bug in zip(lines[start + 1 : start + 11], bugs, strict=False):
-        assert line.split() == cells_of(bug)
-    assert lines[start + 11] == f"... {len(odd) - 10} more: --json and --html have them"
 
 
 def test_answers_that_failed_are_grouped_by_message() -> None:
@@ -242,6 +214,10 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         )
 
 
+def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
+    assert [suite_of(checked).get("failures") for checked in (drift(), tie())] == ["2", "0"]
+
+
 def test_junit_skips_what_can_not_be_judged() -> None:
     for checked in (inconclusive(), unanswered()):
         suite = suite_of(checked)
@@ -251,20 +227,6 @@ def test_junit_skips_what_can_not_be_judged() -> None:
         assert suite.get("skipped") == str(len(cases)) and suite.get("failures") == "0"
     names = {case.get("name"): case.get("classname") for case in cases}
     assert names["families-2"] == "families"
-
-
-def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
-    assert suite_of(drift()).get("failures") == "2"
-    assert suite_of(tie()).get("failures") == "0"
-
-
-@settings(max_examples=20)
-@given(st.text())
-def test_junit_parses_whatever_the_engine_says(text: str) -> None:
-    base = tie()
-    suite = suite_of(replace(base, abilities=Abilities(text), total=replace(base.total, grounds=(text,))))
-    element = suite.find("properties/property[@name='engine']")
-    assert element is not None and element.get("value") == visible(text)
 
 
 # --- text from outside
@@ -306,13 +268,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to("real")
-    write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
-
-
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
 def test_a_file_that_is_overwritten_keeps_its_mode(tmp_path: Path, mode: int) -> None:
@@ -340,10 +295,3 @@ def test_a_file_that_can_not_be_written_is_an_error_that_names_it(tmp_path: Path
     with pytest.raises(RequestError, match="can't be written"):
         write_whole(tmp_path / name, "text")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("kernel", "shown"), [("Haswell", "x 1, kernels Haswell"), (None, "x 1")])
-def test_versions_name_the_kernels_of_the_noise(monkeypatch: pytest.MonkeyPatch, kernel: str | None, shown: str):
-    monkeypatch.setattr(report_module, "blas_library", lambda: "x 1")
-    monkeypatch.setattr(report_module, "blas_kernel", lambda: kernel)
-    assert environment()["blas"] == shown

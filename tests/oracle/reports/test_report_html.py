@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
+from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, tie, unanswered
 from reports import right as right_check
 from reports import wrong as wrong_check
 
@@ -17,8 +17,8 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.report.as_html import PAGE_ROWS, as_html
-from lfm2np.oracle.report.as_text import as_text, visible
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.as_text import visible
 from lfm2np.oracle.report.report import environment, number
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
@@ -131,23 +131,6 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
             assert any(row[0] == judged.request.request_id and row[6:9] == sizes for row in page.rows)
     for value in (*environment().values(), COMMAND, wrong.abilities.engine):
         assert value in page.text
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
-    requests = [short("borders", index) for index in range(100)]
-    kinds = [verdict for verdict in Verdict if verdict is not Verdict.ROUTE]  # which is no flip
-    positions = [
-        position(
-            requests[index % 100], index * 7 % 5000, kinds[index * 13 % 5], 10.0 ** (index * 31 % 997 / 100 - 3), True
-        )
-        for index in range(100_000)
-    ]
-    text = as_html(report_of(made(Verdict.DRIFT, positions, "many")), COMMAND)
-    assert len(text.encode()) < 2_000_000
-    page = Page(text)
-    assert f"... {40_000 - PAGE_ROWS:,} more" in page.text  # of the wrong ones: DRIFT and BUG
-    assert len(as_text(report_of(made(Verdict.DRIFT, positions, "many"))).splitlines()) < 60
 
 
 # --- text from outside

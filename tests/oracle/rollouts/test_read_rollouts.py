@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,7 +17,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
 from lfm2np.oracle.rollouts.reading import Left, read_rollouts
-from lfm2np.oracle.rollouts.rollout import FIELDS, LEAST_LOGPROB, SAMPLING, Rollout
+from lfm2np.oracle.rollouts.rollout import FIELDS, SAMPLING, Rollout
 
 SCHEMA = json.loads(
     Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "rollouts.schema.json").read_text(encoding="utf-8")
@@ -29,6 +28,25 @@ GOOD: dict[str, Any] = {
     "token_ids": [288, 38, 7],
     "sampler_logprobs": [-0.75, -0.0625, -0.001],
     "trainer_logprobs": [-0.76, -0.061, 0.0],
+}
+EVERY: dict[str, Any] = {
+    **GOOD,
+    "id": 7,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": -1,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logprobs_mode": "processed_logprobs",
+    "trainer_logprobs_mode": "raw",
+    "is_sampled": [1, 0, True],
+    "step": 3,
+    "group": 4,
+    "pack": "p",
+    "left_padding": 2,
+    "metadata": {"reward": 1.0},
 }
 VOCABULARY, CONTEXT = 512, 1024
 
@@ -62,29 +80,10 @@ def test_a_line_is_read_with_its_defaults(model: Model) -> None:
 
 
 def test_every_field_is_read(model: Model) -> None:
-    record = {
-        **GOOD,
-        "id": 7,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": -1,
-        "min_p": 0.05,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-        "logprobs_mode": "processed_logprobs",
-        "trainer_logprobs_mode": "raw",
-        "is_sampled": [1, 0, True],
-        "step": 3,
-        "group": 4,
-        "pack": "p",
-        "left_padding": 2,
-        "metadata": {"reward": 1.0},
-    }
-    (rollout,), left = read_rollouts(lines(record), "f.jsonl", model.config)
-    assert left == [] and not complaints(record)
+    (rollout,), left = read_rollouts(lines(EVERY), "f.jsonl", model.config)
+    assert left == [] and not complaints(EVERY)
     assert (rollout.id, rollout.group, rollout.pack, rollout.step) == ("7", "4", "p", 3)
-    assert rollout.sampling == from_json({name: record[name] for name in SAMPLING})
+    assert rollout.sampling == from_json({name: EVERY[name] for name in SAMPLING})
     assert (rollout.logprobs_mode, rollout.trainer_logprobs_mode) == ("processed", "raw")
     assert rollout.is_sampled == (True, False, True)
     assert rollout.sampler_logprobs == (-0.75, 0.0, -0.001)
@@ -202,13 +201,10 @@ def test_a_file_of_which_nothing_can_be_used_is_refused(text: str, words: str, m
     assert str(problem.value).startswith(words) and "\n" not in str(problem.value)
 
 
-def test_a_default_that_cannot_be_is_refused(model: Model) -> None:
-    with pytest.raises(RequestError, match="field temprature: unknown"):
-        read_rollouts(lines(GOOD), "f.jsonl", model.config, defaults={"temprature": 1})
-
-
 def test_defaults_are_for_lines_that_lack_them(model: Model) -> None:
     records = GOOD, {**GOOD, "temperature": 0.5}, {**GOOD, "temperature": None}
+    with pytest.raises(RequestError, match="field temprature: unknown"):
+        read_rollouts(lines(GOOD), "f.jsonl", model.config, defaults={"temprature": 1})
     rollouts, _ = read_rollouts(lines(*records), "f.jsonl", model.config, defaults={"temperature": 0.7})
     assert [rollout.sampling.temperature for rollout in rollouts] == [0.7, 0.5, 0.7]
 
@@ -252,87 +248,7 @@ def test_the_schema_names_the_fields_of_a_line() -> None:
     assert [complaints(example) for example in SCHEMA["examples"]] == [[]]
 
 
-def test_the_schema_s_example_is_read(model: Model) -> None:
-    rollouts, left = read_rollouts(lines(*SCHEMA["examples"]), "f", model.config)
-    assert (len(rollouts), left) == (1, [])
-
-
-# What depends on the model or on another field, which a schema does not know.
-# Null may stand where nothing was sampled; 2.0 is an integer; -Infinity is below any minimum.
-UNSEEN = {"NaN in a string", "short", "long", "neither", "outside", "too long", "short mask", "all masked", "routes"}
-UNSEEN |= {"null among them", "NaN", "no id", "huge padding", "a float of padding", "beyond float32"}
-UNSEEN |= {"one beyond float32"}
-
-
-@pytest.mark.parametrize("name", sorted(set(WRONG) - UNSEEN))
-def test_the_schema_refuses_what_the_reader_refuses(name: str) -> None:
-    assert complaints({**GOOD, **WRONG[name][0]}) != []
-
-
-# --- any rollout, and any damage
-
-LOGPROB = st.one_of(st.floats(LEAST_LOGPROB, 0.0), st.just(-math.inf))
-NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
-
-
-@st.composite
-def rollouts(draw: st.DrawFn) -> Rollout:
-    count = draw(st.integers(1, 6))
-    token_ids = st.integers(0, VOCABULARY - 1)
-    is_sampled = draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
-
-    def logprobs() -> tuple[float, ...]:
-        values = draw(st.lists(LOGPROB, min_size=count, max_size=count))
-        return tuple(value if drawn else 0.0 for value, drawn in zip(values, is_sampled, strict=True))
-
-    has = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
-    padding = draw(st.integers(0, 3))
-    return Rollout(
-        id=draw(NAME),
-        prompt_token_ids=tuple(draw(st.lists(token_ids, min_size=1, max_size=6))),
-        token_ids=tuple(draw(st.lists(token_ids, min_size=count, max_size=count))),
-        sampler_logprobs=logprobs() if has[0] else None,
-        trainer_logprobs=logprobs() if has[1] else None,
-        sampling=SamplingParams(
-            temperature=draw(st.floats(0, 3)),
-            top_p=draw(st.floats(0, 1, exclude_min=True)),
-            top_k=draw(st.integers(0, 9)),
-            min_p=draw(st.floats(0, 1)),
-            repetition_penalty=draw(st.floats(0.5, 2)),
-            presence_penalty=draw(st.floats(-2, 2)),
-            frequency_penalty=draw(st.floats(-2, 2)),
-        ),
-        logprobs_mode=draw(st.sampled_from(["raw", "processed", "auto"])),
-        trainer_logprobs_mode=draw(st.sampled_from(["raw", "processed", "auto"])),
-        is_sampled=tuple(is_sampled),
-        step=draw(st.none() | st.integers(0, 10**6)),
-        group=draw(st.none() | NAME),
-        pack=draw(st.none() | NAME),
-        left_padding=padding,
-        pad_token_id=draw(token_ids) if padding else None,
-    )
-
-
-def line_of(rollout: Rollout) -> dict[str, Any]:
-    """The fields of its line; what has its default is left out. json.dumps writes -inf as -Infinity, as it is read."""
-    values: dict[str, Any] = {
-        f.name: getattr(rollout, f.name) for f in dataclasses.fields(Rollout) if f.name != "sampling"
-    }
-    if all(rollout.is_sampled):
-        del values["is_sampled"]
-    values |= {name: getattr(rollout.sampling, name) for name in SAMPLING}
-    default = {f.name: f.default for f in (*dataclasses.fields(SamplingParams), *dataclasses.fields(Rollout))}
-    return {
-        name: value for name, value in values.items() if default[name] is dataclasses.MISSING or value != default[name]
-    }
-
-
-@settings(max_examples=40)
-@given(st.lists(rollouts(), min_size=1, max_size=4, unique_by=lambda rollout: rollout.id))
-def test_what_is_written_is_read_again_and_of_the_schema(model: Model, given_rollouts: list[Rollout]) -> None:
-    records = [line_of(rollout) for rollout in given_rollouts]
-    assert read_rollouts(lines(*records), "f", model.config) == (given_rollouts, [])
-    assert [complaints(json.loads(json.dumps(record))) for record in records] == [[]] * len(records)
+# --- any damage
 
 
 JUNK = st.recursive(
@@ -342,17 +258,14 @@ JUNK = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
-@given(rollouts(), st.sampled_from(FIELDS), JUNK, st.none() | st.integers(0, 200))
-def test_damage_is_read_or_counted_and_harms_no_other_line(
-    model: Model, rollout: Rollout, name: str, junk: Any, cut: int | None
-) -> None:
-    record = line_of(dataclasses.replace(rollout, id="damaged"))
-    damaged = json.dumps({**record, name: junk})[:cut]
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(FIELDS), JUNK, st.none() | st.integers(0, 200))
+def test_damage_is_read_or_counted_and_harms_no_other_line(model: Model, name: str, junk: Any, cut: int | None) -> None:
+    damaged = json.dumps({**EVERY, "id": "damaged", name: junk})[:cut]
     text = f"{lines({**GOOD, 'id': 'before'})}{damaged}\n{lines({**GOOD, 'id': 'behind'})}"
     readable, left = read_rollouts(text, "f", model.config)
-    others = [other for other in readable if other.id in ("before", "behind")]
-    assert [other.id for other in others] == ["before", "behind"] or junk in ("before", "behind")
+    others = [other.id for other in readable if other.id in ("before", "behind")]
+    assert others == ["before", "behind"] or junk in ("before", "behind")
     assert len(readable) + sum(kind.count for kind in left) == (3 if damaged.strip() else 2)
     for kind in left:
         assert kind.first.startswith("f, line 2: ") and kind.first.isprintable()

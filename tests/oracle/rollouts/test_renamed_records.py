@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.rollouts.measures import measures
-from lfm2np.oracle.rollouts.reading import NAMES, read_rollouts
+from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.rollout import Rollout
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "rollouts"
@@ -184,18 +182,3 @@ def test_columns_that_do_not_belong_together_are_left_out(
     text = f"{json.dumps(TRL)}\n{json.dumps({**BATCH, **change})}"
     _, (left,) = read_rollouts(text, "f", model.config)
     assert left.kind == kind and words in left.first, left.first
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=3),
-    lambda values: st.lists(values, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(st.sampled_from([TRL, VERL, BATCH]), st.sampled_from([*NAMES, "attention_mask", "prompt_mask"]), JUNK)
-def test_damage_is_read_or_counted(model: Model, record: dict[str, Any], name: str, junk: Any) -> None:
-    text = f"{json.dumps({**TRL, 'id': 'before'})}\n{json.dumps({**record, name: junk})}\n"
-    rollouts, left = read_rollouts(text, "f", model.config)
-    assert rollouts[0].id == "before" and len(rollouts) + sum(each.count for each in left) >= 1
-    assert all(each.first.startswith("f, line 2") for each in left)

@@ -13,23 +13,13 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
-from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, noises_of, scores_of, views_from
-from lfm2np.oracle.rollouts.hypotheses import (
-    AS_COMPUTED,
-    Hypothesis,
-    explanations,
-    fitted_temperature,
-    packed_before,
-    reading_words,
-    route_hypotheses,
-    seen_hypotheses,
-)
+from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.hypotheses import packed_before, route_hypotheses, seen_hypotheses
 from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
@@ -158,70 +148,6 @@ def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rol
     assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
-def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
-    rollout = exact_rollouts[2]
-    lost = logprobs_of(model, rollout, {"borders": [13], "attend": False})
-    short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
-    assert np.allclose(lost, exact_of(model, short), rtol=0, atol=1e-5)
-
-
-def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
-    rollout = exact_rollouts[0]
-    logits = np.asarray(model.logits(list(rollout.ids)), np.float64)[len(rollout.prompt_token_ids) :]
-    logits -= logits.max(axis=1, keepdims=True)
-    rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
-    assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
-
-
-def test_the_sequences_before_in_a_pack(exact_rollouts):
-    packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
-    assert packed_before(packed) == {"2": [list(exact_rollouts[0].ids)]}
-
-
-def left_by(wrong, name="an error"):
-    """A fit of 50 positions of which so many are wrong."""
-    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
-    return Fit("float32", "raw", ratios, ratios, ratios, name)
-
-
-@pytest.mark.parametrize(
-    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
-    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
-)
-def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
-    plain = left_by(as_computed, AS_IT_IS)
-    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
-    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)
-
-
-@pytest.mark.rounding
-def test_what_explains_most_comes_first_and_of_equals_the_simplest(exact_rollouts, model):
-    scores, _ = scores_of(model, exact_rollouts)
-    noises = noises_of("float32", model, scores, Known())
-    exact_values = [each.views["raw"].logprobs for each in scores]
-    shifted = Hypothesis("shifted", undo=lambda reported, exact: ([values + 0.5 for values in reported], "by a half"))
-    tried = [AS_COMPUTED, Hypothesis("as many"), shifted]
-    for values, order in (
-        (exact_values, ["as computed", "as many", "shifted"]),
-        ([values - 0.5 for values in exact_values], ["shifted", "as computed", "as many"]),
-    ):
-        fits = explanations(values, tried, [scores] * 3, noises, "float32", ["raw"])
-        assert [each.name for each in fits] == order
-        assert [each.num_wrong for each in fits] == sorted(each.num_wrong for each in fits)
-        assert fits[order.index("shifted")].words == "shifted (by a half)"
-
-
-def test_words_of_readings():
-    cool = SamplingParams(temperature=0.7, top_p=0.9)
-    assert reading_words("processed", "raw", cool) == "temperature not applied, not renormalised over the kept tokens"
-    assert reading_words("processed", "tempered", cool) == "not renormalised over the kept tokens"
-    assert reading_words("raw", "tempered", cool) == "temperature applied"
-    assert reading_words("raw", "tempered", SamplingParams()) == ""
-    assert (
-        reading_words("raw", "tempered at 0.65", SamplingParams()) == "at temperature 0.65, which the file does not say"
-    )
-
-
 MISTAKES = {
     "log-probabilities shifted by one position (of the token before)": lambda values: (values[-1], *values[:-1]),
     "log-probabilities shifted by one position (of the token after)": lambda values: (*values[1:], values[0]),
@@ -253,19 +179,6 @@ def test_a_temperature_is_fitted_as_a_number(stated, exact_rollouts, model):
     assert [finding.words.partition(": ")[2] for finding in report.findings] == [words, words]
 
 
-def test_a_fitted_temperature_has_as_few_digits_as_leave_hardly_more():
-    logits = np.random.default_rng(0).normal(0.0, 4.0, (200, 50))
-
-    def logprobs_at(temperatures):
-        scaled = np.array([logits / temperature for temperature in temperatures])
-        return scaled[..., 0] - np.log(np.exp(scaled).sum(axis=-1))
-
-    for temperature in (0.65, 0.6537, 1.3):
-        assert fitted_temperature(logprobs_at([temperature])[0], logprobs_at) == temperature
-    rounded = logprobs_at([0.65])[0] + np.random.default_rng(1).normal(0.0, 0.1, 200)
-    assert fitted_temperature(rounded, logprobs_at) == pytest.approx(0.65, abs=0.03)
-
-
 @pytest.mark.rounding
 def test_log_probabilities_of_no_side(exact_rollouts, model):
     silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in exact_rollouts]
@@ -285,17 +198,13 @@ def test_a_temperature_that_the_file_does_not_say(model):
     assert "which the file does not say" in side.reasons[1]
 
 
-def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
+def test_what_came_before_in_a_pack_and_the_trainers_routes_are_tried(exact_rollouts):
+    """An attention leak sees all of the pack, a convolution the last tokens."""
     packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    tried = seen_hypotheses("leak", packed_before(packed))
-    assert [len(each.variants["5"]["before"]) for each in tried] == [3, 5, 5]
-
-
-def test_routes_that_the_trainer_reports_are_tried(exact_rollouts):
+    assert [len(each.variants["5"]["before"]) for each in seen_hypotheses("leak", packed_before(packed))] == [3, 5, 5]
     routes = (((0, 1),),) * 3
-    tried = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
-    assert tried[0].variants == {"0": {"routes": routes}}
-    assert route_hypotheses(exact_rollouts) == []
+    tried, *_ = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
+    assert route_hypotheses(exact_rollouts) == [] and tried.variants == {"0": {"routes": routes}}
 
 
 @pytest.mark.rounding
@@ -326,3 +235,19 @@ def changed_layer(model, folder):
     data[start:stop] = data[middle:stop] + data[start:middle]
     path.write_bytes(data)
     return lfm2np.load(folder / "older")
+
+
+def left_by(wrong, name="an error"):
+    """A fit of 50 positions of which so many are wrong."""
+    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
+    return Fit("float32", "raw", ratios, ratios, ratios, name)
+
+
+@pytest.mark.parametrize(
+    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
+    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
+)
+def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
+    plain = left_by(as_computed, AS_IT_IS)
+    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
+    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)

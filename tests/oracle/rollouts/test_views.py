@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lfm2np.engine.sampling import choice
 from lfm2np.engine.sampling.params import PROFILES, SamplingParams
-from lfm2np.oracle.rollouts.views import processed, rounded, viewed
+from lfm2np.oracle.rollouts.views import processed, viewed
 
 VIEWS = st.builds(
     SamplingParams,
@@ -42,10 +42,3 @@ def test_a_view_is_what_choice_draws_from(logits, view, data):
         assert low[1] <= low[0] + 1e-12 and high[1] >= high[0] - 1e-12  # a larger tolerance allows more
     elif not tied:
         assert logprob == -math.inf or logprob < -30.0  # a weight of 0 is below 2**-46 of the largest
-
-
-def test_rounding_to_eight_bits_is_bfloat16():
-    values = np.array([[1.0, 1.00390625, 1.01171875, -3.14159, 0.0]], np.float32)
-    bits = values.view(np.uint32)
-    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    assert np.array_equal(rounded(values, 8), nearest.view(np.float32))

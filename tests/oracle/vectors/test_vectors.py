@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vector_sets import FEW, FIXTURES, SIX, few, packaged, run, six, trained
+from vector_sets import FEW, FIXTURES, SIX, few, run, six, trained
 
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
@@ -40,12 +40,6 @@ def file(tmp_path: Path) -> Path:
 def test_the_same_bytes_twice_which_verify(file: Path) -> None:
     assert document_text(make(six(), only=FEW)) == file.read_text()
     assert verify(six(), read_set(file)) == []
-
-
-def test_another_seed_draws_other_prompts() -> None:
-    first, second = (choose(six().config, None, seed) for seed in (0, 1))
-    assert [choice.id for choice in first] == [choice.id for choice in second]
-    assert all(choice.prompt_token_ids != other.prompt_token_ids for choice, other in zip(first, second, strict=True))
 
 
 def test_what_a_schedule_names_is_made_too_and_what_does_not_fit_leaves_out_what_names_it() -> None:
@@ -89,14 +83,6 @@ def test_a_packaged_set_is_what_choose_the_scripts_and_the_notes_say(name: str) 
     used = {flag for entry in (*document["vectors"], *document["scripts"]) for flag in entry["flags"]}
     assert document["notes"] == {flag: note for flag, note in NOTES.items() if flag in used}
     assert packaged_set(name).stat().st_size < (4e5 if name == "trained" else 2e5)
-
-
-def test_the_tasks_are_answered_right() -> None:
-    """So a comment that says what a vector needs is about a model that has it."""
-    texts = {vector["id"]: trained().tokenizer.decode(vector["token_ids"]) for vector in packaged()["vectors"]}
-    assert texts["task-recall"] == "3" and texts["task-copy"] == "kiba mozu tedo gipa"
-    assert texts["task-sort"] == "1 2 4 7 8 9" and texts["task-add"] == "92"
-    assert texts["task-story"] == "Tom has the drum." and texts["task-count"] == "17 18 19 20 21 22 23"
 
 
 # --- damage

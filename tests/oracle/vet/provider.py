@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from http_player import Handler, playing
 
 Play = Callable[[dict[str, Any], int], tuple[int, Any]]
 
@@ -24,27 +23,15 @@ def serving(play: Play, **headers: str) -> Iterator[tuple[str, list[dict[str, An
     """Its address, and the requests that came: body, headers and path."""
     requests: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append({"body": body, "headers": dict(self.headers), "path": self.path})
-            status, content = play(body, len(requests) - 1)
-            data = json.dumps(content).encode()
-            fields = {"Content-Type": "application/json", "Content-Length": str(len(data))}
-            self.send_response(status)
-            for name, value in (fields | headers).items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(data)
-            self.close_connection = True
+    def answer(handler: Handler) -> bool:
+        path, fields, body = handler.server.seen[-1]
+        if handler.command != "POST":
+            return False
+        requests.append({"body": body, "headers": fields, "path": path})
+        status, content = play(body, len(requests) - 1)
+        handler.say(content, status, **headers)
+        return True
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        server.server_close()
+    with playing(lambda path, body: None) as player:
+        player.trouble = answer
+        yield player.url, requests

@@ -13,11 +13,8 @@ import lfm2np
 from lfm2np.oracle.engines.records import (
     BROKEN,
     DEAD,
-    FAILED,
-    HANG,
     IMPOSSIBLE,
     NO_ANSWER,
-    REFUSED,
     Answer,
     Trace,
     failed,
@@ -25,7 +22,7 @@ from lfm2np.oracle.engines.records import (
 )
 from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
-from lfm2np.suite.fuzz.judge import DIFFERS, MEANS, STOP, TEXT, WRONG, ByTruth
+from lfm2np.suite.fuzz.judge import STOP, TEXT, WRONG, ByTruth
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -61,7 +58,7 @@ def test_the_right_answer_is_not_found() -> None:
     assert found(answer(list(tokens))) is None
 
 
-@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("place", [0, 5])
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
 def test_a_flipped_token_is_found_where_it_stands(place: int, format_name: str) -> None:
     tokens = [token for token, _, _ in right(PROMPT)]
@@ -196,6 +193,7 @@ def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fie
         lambda: drawn(TEXTS_OF_THREE[1], "stop", 2, stop=TEXTS_OF_THREE[2][len(TEXTS_OF_THREE[1]) :]),
         lambda: drawn(TEXTS_OF_THREE[2], "length", stop=TEXTS_OF_THREE[3][len(TEXTS_OF_THREE[2]) :]),  # both are true
         lambda: drawn("anything", left=True),
+        lambda: found(answer([A[0]] * 6), stop=TEXTS_OF_THREE[3], temperature=1.0),  # it never came
     ],
 )
 def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
@@ -215,17 +213,6 @@ def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
 def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, sentence: str) -> None:
     shown = finding()
     assert (shown.kind, sentence in shown.what) == (TEXT, True), shown
-
-
-def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
-    sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
-    played = Played(((said,),))
-    assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
-    assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None
-
-
-def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
-    assert found(answer([A[0]] * 6), stop=model().tokenizer.decode([A[2]]), temperature=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -260,29 +247,9 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     assert kind((good, good), None) is None
 
 
-def test_each_kind_of_finding_says_what_it_means() -> None:
-    assert set(MEANS) == {WRONG, STOP, TEXT, DIFFERS, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
-
-
-# What is right
-
-
-def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
-    token_ids = [token for token, _, _ in right(PROMPT)]
-    answer_tokens = ByTruth(model(), "float32").right(greedy("", PROMPT, 6), None)
-    assert [token.token_id for token in answer_tokens] == token_ids
-    assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
-    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
-    at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
-    cut = ByTruth(model(), "float32").right(greedy("", PROMPT, 6, stop=stop), None)
-    assert [token.token_id for token in cut] == token_ids[: at + 1]
-
-
 def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
     sent = greedy("", PROMPT, 2, temperature=1.0)
-    answer_tokens = ByTruth(model(), "float32").right(sent, answer([A[5], A[6]]))
-    assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
-        token.decided for token in answer_tokens
-    )
+    drawn_tokens = ByTruth(model(), "float32").right(sent, answer([A[5], A[6]]))
+    assert [(token.token_id, token.decided) for token in drawn_tokens] == [(A[5], False), (A[6], False)]
     for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
         assert ByTruth(model(), "float32").right(sent, seen) == []

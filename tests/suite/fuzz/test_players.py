@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from served_here import folder, model, player_of, serving
 
-from lfm2np.oracle.engines.dialects import VLLM
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import FAILED, IMPOSSIBLE, NO_ABORT, Answer, Request, Trace, greedy
-from lfm2np.oracle.engines.target import LEAK, Played, rounds_of
+from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
@@ -62,16 +61,6 @@ def assert_in_order(answers: Sequence[Answer]) -> None:
     for sent, ended in times:
         assert sent is not None and ended is not None and sent <= ended
     assert times[4][0] >= times[0][1] and (len(times) < 7 or times[6][0] >= times[5][1])  # type: ignore[operator]
-
-
-def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
-    with serving() as here, player_of(here) as player:
-        player.probe()
-        bodies = [player.body(request) for request in EVERYTHING.requests]
-        assert player.spoken().dialect is VLLM
-    assert [body["prompt"] for body in bodies] == [list(request.prompt_token_ids) for request in EVERYTHING.requests]
-    assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
-    assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
 
 
 def steps(make: Callable[[], Any] | None = None, **sizes: Any) -> PythonTarget:
@@ -190,23 +179,7 @@ def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(name: str, does: A
     assert found is not None and (found.kind, told in found.what) == (kind, True), found
 
 
-def test_an_engine_is_made_anew_when_it_was_closed() -> None:
-    created: list[Own] = []
-    player, trace = steps(lambda: created.append(Own(model(), {})) or created[-1]), Trace((greedy("", A[:3], 2),))  # type: ignore[func-returns-value]
-    for _ in range(2):
-        player.play(trace)
-        player.play(trace)
-        player.close()
-    assert len(created) == 2
-
-
 # In rounds
-
-
-def test_who_waits_for_an_end_goes_out_in_a_later_round() -> None:
-    moments = [{}, {"after": 0}, {"after": 0, "after_tokens": 2}, {"after": 1, "after_tokens": 1}, {"after": 3}, {}]
-    trace = Trace(tuple(greedy("", (5,), 3, **moment) for moment in moments))
-    assert rounds_of(trace) == [[0, 2, 5], [1, 3], [4]]
 
 
 class Generates:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from faults import inject
 from served_here import folder
 
 from lfm2np.commands.cli import main
@@ -100,11 +99,3 @@ def test_where_sizes_are_assumed_prompts_reach_common_borders_and_some_traces_ar
         at_once = sum(sent.num_tokens for sent in trace.requests if sent.after is None)
         seen["full"] += at_once > 1024 and max(lengths) <= 300
     assert all(seen[size] >= 3 for size in ("64", "256", "512")) and seen["full"] >= 2, seen
-
-
-def test_shrinking_says_when_it_begins_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
-    with inject("convolution-crosses-requests"):
-        assert fuzz(OWN, *GIVEN, "--examples", "50", "--shrink-minutes", "0") == 1
-    first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first.startswith("lfm2np: shrinking ") and "limit 0 s" in first
-    assert second.startswith("lfm2np: shrunk to ") and second.endswith("; the limit 0 s was reached")

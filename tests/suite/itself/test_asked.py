@@ -15,8 +15,8 @@ from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.questions import Sizes
-from lfm2np.suite.itself.relations import NAMES, RELATIONS
-from lfm2np.suite.itself.rounding_spread import Outcome, limits_of
+from lfm2np.suite.itself.relations import NAMES, RELATIONS, piece_of
+from lfm2np.suite.itself.rounding_spread import Outcome
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
 
@@ -111,16 +111,27 @@ def test_what_is_seen_once_is_said_but_does_not_break() -> None:
     assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
 
 
+@pytest.mark.parametrize(
+    ("engine", "relation"), [({"late_stop": 1}, "stop"), ({"second_at": 0}, "greedy")], ids=lambda case: str(case)
+)
+def test_a_stop_string_left_in_the_text_and_a_token_that_is_not_the_likeliest_break_only_that(
+    engine: dict[str, int], relation: str
+) -> None:
+    chosen = [each for each in RELATIONS if each.name in ("stop", "greedy", "batch")]
+    assert broken(asking(Pretend(1e-6, **engine)).run(chosen)) == {relation}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character(at_end: bool) -> None:
+    assert [piece_of(text, at_end) for text in ("", "  ", "\ufffd\ufffd")] == [None] * 3
+    piece = piece_of("one two\ufffd three", at_end)
+    assert piece is not None and piece == piece.strip() and "\ufffd" not in piece
+
+
 def test_equal_bits_can_be_demanded() -> None:
     tiny = Pretend(0.0, lambda now, position: now.cached > 0, 1e-7)
     assert broken(asking(tiny).run()) == set()
     assert {"warm", "prefixes"} <= broken(asking(tiny, is_bitwise=True).run())
-
-
-def test_noise_beyond_the_declared_format_breaks() -> None:
-    checked = asking(Pretend(0.05), "float32").run()
-    assert "batch" in broken(checked) and checked.spread.nats == limits_of("float32")[0]
-    assert broken(asking(Pretend(0.05), "bfloat16").run()) == set()
 
 
 def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:

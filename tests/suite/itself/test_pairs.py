@@ -10,43 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Answer
-from lfm2np.suite.itself.pairs import LEAST_SHAPE, allowed_by, compared, flip, lead, scored
+from lfm2np.suite.itself.pairs import compared, flip, lead, stopped
 
 TWO = math.log(2.0)
 
 
 def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fields: object) -> Answer:
     return Answer(ids, logprobs, **fields)  # type: ignore[arg-type]
-
-
-@given(st.lists(st.floats(-6, 6), min_size=2, max_size=8), st.data())
-def test_the_scale_is_the_length_of_the_gradient_of_a_log_probability(logits: list[float], data: st.DataObject) -> None:
-    token = data.draw(st.integers(0, len(logits) - 1))
-    logprobs = np.array(logits) - np.logaddexp.reduce(logits)
-    gradient = np.eye(len(logits))[token] - np.exp(logprobs)
-    allowed = allowed_by(dict(enumerate(logprobs.tolist())), token, 0.1)
-    squared = max(LEAST_SHAPE, float(gradient @ gradient))
-    assert allowed.scales[token] == pytest.approx(0.1 * math.sqrt(squared), rel=1e-6)
-    assert allowed.bound(token) == pytest.approx(math.sqrt(squared), rel=1e-6)  # ten times the scale
-
-
-def test_equal_answers() -> None:
-    here = answer((1, 2, 3), (-0.5, -1.0, -2.0), finish_reason="length", text="abc")
-    pair = compared(here, here, is_whole=True)
-    assert pair.fault is None and all(each.is_equal and each.difference == 0.0 for each in pair.positions)
-    assert [each.position for each in pair.positions] == [0, 1, 2]
-
-
-def test_a_difference_is_of_the_second_minus_the_first_and_in_units_of_a_logit() -> None:
-    pair = compared(answer((1,), (-TWO,)), answer((1,), (-TWO + 0.01,)))
-    (position,) = pair.positions
-    assert position.difference == pytest.approx(0.01) and not position.is_equal
-    assert position.noise == pytest.approx((0.02,))  # p = 1/2: half of each logit's noise
-
-
-def test_what_follows_another_token_is_not_compared() -> None:
-    pair = compared(answer((1, 2, 3), (-0.1, -0.7, -0.1)), answer((1, 9, 9), (-0.1, -0.69, -5.0)))
-    assert [each.is_flip for each in pair.positions] == [False, True] and pair.fault is None
 
 
 def test_a_continuation_is_compared_from_its_token_on() -> None:
@@ -132,7 +102,23 @@ def test_another_token_that_was_drawn_shows_no_lead() -> None:
     assert drawn.is_flip and drawn.is_open and drawn.noise == (0.0, 0.0) and drawn.difference == 0.0
 
 
-def test_scores_of_a_prompt_begin_with_its_second_token() -> None:
-    pair = scored(answer((5, 6), (-1.0, -2.0)), (-9.0, -9.0, -1.0, -2.5), prompt=3)
-    assert [each.difference for each in pair.positions] == [0.0, -0.5]
-    assert [each.is_equal for each in pair.positions] == [True, False]
+WHOLE = answer((1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "reason", "fault"),
+    [
+        ((1, 2, 3), "ab c", "stop", None),
+        ((1, 2), "ab c", "stop", None),  # some servers leave out the tokens of the stop string
+        ((1, 2, 3), None, "stop", None),
+        ((1, 5), "ab zz", "stop", None),  # after another token the text is another
+        ((1, 2, 3, 4), "ab cd ef gh", "stop", "expected 'ab c'"),
+        ((1, 2, 3), "ab cd", "stop", "expected 'ab c'"),
+        ((1, 2, 3), "ab c", "length", "'length' after 3 of 4"),
+    ],
+)
+def test_an_answer_ends_where_its_text_first_has_the_stop_string(
+    ids: tuple[int, ...], text: str | None, reason: str, fault: str | None
+) -> None:
+    found = stopped(WHOLE, Answer(ids, text=text, finish_reason=reason), "d e", 4).fault
+    assert found is None if fault is None else fault in str(found)

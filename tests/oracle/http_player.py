@@ -1,4 +1,4 @@
-"""HTTP servers on 127.0.0.1 that play each dialect over our own engine, and misbehave on demand."""
+"""The HTTP server of these tests: on 127.0.0.1, it plays a dialect over our own engine, or anything, and misbehaves."""
 
 import contextlib
 import functools
@@ -239,8 +239,9 @@ class Player(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def playing(name: str) -> Iterator[Player]:
-    player = Player(PLAYS[name])
+def playing(play: str | Play) -> Iterator[Player]:
+    """A dialect by its name, or a function of path and body."""
+    player = Player(PLAYS[play] if isinstance(play, str) else play)
     thread = threading.Thread(target=lambda: player.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()
     try:
