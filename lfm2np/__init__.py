@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what editors and type checkers see; at run time a name is imported when it is first used
+    from lfm2np.checkpoint.loaded import chat_fixture as chat_fixture
     from lfm2np.checkpoint.loaded import draft_fixture as draft_fixture
     from lfm2np.checkpoint.loaded import lfm3_fixture as lfm3_fixture
     from lfm2np.checkpoint.loaded import moe_fixture as moe_fixture
@@ -89,6 +90,7 @@ _WHERE = {
     "TokenizerError": "lfm2np.errors",
     "ToolCall": "lfm2np.checkpoint.text.tool_calls",
     "check": "lfm2np.oracle.api",
+    "chat_fixture": "lfm2np.checkpoint.loaded",
     "draft_fixture": "lfm2np.checkpoint.loaded",
     "keep_freed_memory": "lfm2np.system",
     "lfm3_fixture": "lfm2np.checkpoint.loaded",

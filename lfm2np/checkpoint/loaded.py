@@ -131,6 +131,11 @@ def lfm3_fixture() -> Path:
     return _fixture("lfm3")
 
 
+def chat_fixture() -> Path:
+    """The one that calls tools; its tokenizer is its own."""
+    return _fixture("chat")
+
+
 def hand_fixture() -> Path:
     """The model of the drawings whose numbers fit on paper; it has no tokenizer, its words are in words.json."""
     return _fixture("hand")

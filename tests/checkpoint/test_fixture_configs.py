@@ -25,7 +25,7 @@ from lfm2np.truth import reference
 from lfm2np.truth.weights import MixtureWeights
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-NAMES = ("trained", "draft", "hand")
+NAMES = ("trained", "draft", "chat", "hand")
 MIXTURES = ("moe",)
 WITH_TOKENIZER = ("trained", "draft", "moe", "lfm3")
 
@@ -196,7 +196,7 @@ def test_the_hand_model_is_what_its_script_writes() -> None:
     assert make_hand.FILE.read_bytes() == make_hand.content()
 
 
-@pytest.mark.parametrize("name", WITH_TOKENIZER)
+@pytest.mark.parametrize("name", (*WITH_TOKENIZER, "chat"))
 def test_the_special_tokens_have_the_ids_that_both_configs_name(name: str) -> None:
     """AutoTokenizer, which vLLM, SGLang, mlx-lm and llama.cpp's converter use, takes the class and the tokens from
     tokenizer_config.json; the ids at which a server stops come from the other two files."""

@@ -28,6 +28,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
+from lfm2np.oracle import chats
 from lfm2np.oracle.check import (
     SCORING,
     Checked,
@@ -39,6 +40,7 @@ from lfm2np.oracle.check import (
 )
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
+from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
@@ -58,6 +60,7 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check answers.jsonl --model DIR
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 OF_FILE = "not with a file of answers as TARGET"
+OF_CHATS = "not with --chat"
 UNUSED = {  # options that a mode does not use
     against.WITH: (
         *against.NEED_TRUTH,
@@ -69,6 +72,7 @@ UNUSED = {  # options that a mode does not use
     ),
     OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout"),
     against.LOCAL: against.NEED_SERVER,
+    OF_CHATS: ("against", "at_once", "cases", "constants", "first", "locate", "max_model_len", "save", "seed"),
 }
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
@@ -79,7 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
     TargetError (3) for an engine that can't be run.
     """
     is_file = is_a_file(arguments.target) and arguments.against is None
-    refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
+    others = [OF_FILE] * is_file + [OF_CHATS] * arguments.chat
+    refuse_unused(arguments, *against.modes(arguments), *others)
     if arguments.against is not None:
         check_against.run(arguments)
         return
@@ -88,6 +93,13 @@ def run(arguments: argparse.Namespace) -> None:
     require_times(arguments, "timeout")
     require_count("--seed", arguments.seed, 0, 2**63)
     model = load_model(arguments)
+    if arguments.chat:
+        with contextlib.closing(target_of(arguments, model)) as target, progress_bar("chats") as shown:
+            assert isinstance(target, HttpTarget)  # as `target_of` makes it for chats
+            taken = format_options.format_of(arguments, target.probe().engine)
+            report = chats.report_of(chats.Chats(model, target, taken.name, shown), taken.name)
+        show_report(arguments, report)
+        return
     result, known = checked(arguments, model)
     if recorder is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder, model, known)
@@ -213,7 +225,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     text, computed_in = arguments.target, format_options.computed_in(arguments)
     vocab_size, tokenizer = model.config.vocab_size, model.tokenizer_or_none
     named = (arguments.name, arguments.at_once, arguments.timeout)
-    return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named)
+    return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named, chat=arguments.chat)
 
 
 def add_check(commands: Commands) -> None:
@@ -233,9 +245,10 @@ def add_check(commands: Commands) -> None:
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     locate_help = (
         "of a wrong engine, record the shortest wrong request and name the wrong operation, in the engine itself (of "
-        f"a server or process, print how to dump the request) or in TARGET: {FORMS}"
+        f"a server or process, print how to) or in TARGET: {FORMS}"
     )
     add(parser, "--locate TARGET", locate_help, nargs="?", const="")
+    add(parser, "--chat", "check a server's chats and tool calls instead (docs/engine/19-chats.md)")
     add(parser, "--first", "stop at the first response that is certainly wrong")
     add(parser, "--constants", "look for wrong constants that rounding hides, however long it takes")
     work.add_options(parser)

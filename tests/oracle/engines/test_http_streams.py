@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, VLLM
+from lfm2np.oracle.engines.dialects import CHATS, DIALECTS, LLAMA_CPP, SGLANG, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, split_choices
 
 COUNT = 5
+(CHAT,) = CHATS
 Events = list[dict[str, Any]]
 
 
@@ -105,3 +106,30 @@ def test_split_choices_are_a_reply_each_without_usage() -> None:
     reply = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
     assert split_choices(reply) == [reply]
     assert split_choices({"content": "a"}) == [{"content": "a"}]
+
+
+def test_a_chats_calls_come_together_by_their_index_and_its_texts_grow() -> None:
+    def event(**delta: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+    def call(index: int, **function: Any) -> dict[str, Any]:
+        return {"tool_calls": [{"index": index, "function": function}]}
+
+    events: Events = [
+        event(role="assistant", content="I ", reasoning_content="so"),
+        event(content=None, reasoning_content=" it"),
+        event(content="call.", **call(1, name="g", arguments="")),
+        event(**call(0, name="f", arguments='{"a"')),
+        event(**call(1, arguments="{}")),
+        event(**call(0, name=None, arguments=": 1}")),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "usage": None},
+        {"choices": [], "usage": {"prompt_tokens": 3}},
+    ]
+    whole = CHAT.joined(events)
+    assert whole["usage"] == {"prompt_tokens": 3} and whole["choices"][0]["finish_reason"] == "tool_calls"
+    delta = whole["choices"][0]["delta"]
+    assert (delta["content"], delta["reasoning_content"]) == ("I call.", "so it")
+    assert [each["function"] for each in delta["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": 1}'},
+        {"name": "g", "arguments": "{}"},
+    ]

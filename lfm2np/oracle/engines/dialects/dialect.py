@@ -207,7 +207,10 @@ def sampling_fields(request: Request) -> dict[str, Any]:
 
 # --- what responses share
 
-GROWING = ("text", "content", "token_ids", "tokens", "token_logprobs", "top_logprobs", "completion_probabilities")
+GROWING = (
+    *("text", "content", "token_ids", "tokens", "token_logprobs", "top_logprobs", "completion_probabilities"),
+    *("reasoning_content", "reasoning", "arguments"),
+)
 
 
 def grown(events: Sequence[Reply]) -> dict[str, Any]:

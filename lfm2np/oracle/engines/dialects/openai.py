@@ -132,13 +132,20 @@ def some_ids(ids: list[Any], reading: Reading) -> list[Any] | None:
 
 
 def joined_choices(events: Sequence[Reply]) -> dict[str, Any]:
-    """Events hold what is new of one choice, which its index names; the last may hold usage only."""
+    """Events hold what is new of one choice, which its index names, as another does a call of a chat's; the last may
+    hold usage only."""
     choices: dict[int, dict[str, Any]] = {}
+    calls: dict[int, dict[int, dict[str, Any]]] = {}
     whole: dict[str, Any] = {}
     for event in events:
         extend(whole, {name: value for name, value in event.items() if value is not None and name != "choices"})
         for choice in event["choices"]:
-            extend(choices.setdefault(int(choice.get("index", 0)), {}), choice)
+            index = int(choice.get("index", 0))
+            extend(choices.setdefault(index, {}), choice)
+            for call in value_at(choice, ("delta", "tool_calls")) or ():
+                extend(calls.setdefault(index, {}).setdefault(int(call.get("index", 0)), {}), call)
+    for index, by_index in calls.items():
+        choices[index]["delta"]["tool_calls"] = [by_index[place] for place in sorted(by_index)]
     return whole | {"choices": [choices[index] for index in sorted(choices)]}
 
 

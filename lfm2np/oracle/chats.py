@@ -1,0 +1,255 @@
+"""`check URL --chat`: a server's chats, whole and streamed, against the checkpoint's template and the reference parser.
+
+A prompt is compared by its number of tokens, and by its ids where the server gives them. What a client gets of a reply
+is compared with the parse of the tokens that the server generated; where it gives none, with that of the reference's
+greedy tokens, as far as the declared format can't tie. docs/engine/19-chats.md says what is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.text.replies import CONTROL, END_THINK, THINK, Message, ReplyStream, join, opens_reasoning
+from lfm2np.engine.llm import LLM
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.oracle.engines.dialects.dialect import OTHER, value_at
+from lfm2np.oracle.engines.dialects.openai import model_field
+from lfm2np.oracle.engines.http_client import BadReply, HttpError
+from lfm2np.oracle.engines.http_target import HttpTarget, stream_error
+from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, plural
+from lfm2np.values import Progress, show
+
+Fields = dict[str, Any]
+CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="utf-8"))
+MAX_TOKENS = 64
+IDS = ("logprobs", "return_token_ids")  # llama.cpp refuses the first beside tools in a stream
+STREAM: Fields = {"stream": True, "stream_options": {"include_usage": True}}
+VERDICTS = {
+    Verdict.EXACT: (RIGHT, "Every prompt is the template's, and clients get what the replies say."),
+    Verdict.INCONCLUSIVE: (OPEN, "No chat was answered, or a reply differs where the format can't tell two apart."),
+    Verdict.BUG: (WRONG, "A prompt is not the template's, or a client gets something else than the reply says."),
+}
+
+
+class Chat:
+    """One of CASES, and what is right of it."""
+
+    def __init__(self, case: Fields, model: LoadedModel, format_name: str, known: Known) -> None:
+        self.name, self.messages = case["name"], case["messages"]
+        self.tools = [CASES["tools"][name] for name in case.get("tools", ())] or None
+        self.max_tokens = case.get("max_tokens", MAX_TOKENS)
+        self._model, self._format_name, self._known, self.tokenizer = model, format_name, known, model.tokenizer
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Of the prompt."""
+        return self.tokenizer.encode_chat(self.messages, self.tools)
+
+    @cached_property
+    def reference(self) -> tuple[list[int], bool]:
+        """The reference's reply, and whether an engine of the format has to generate the same."""
+        params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
+        ids = list(LLM(self._model).generate([self.ids], params)[0].outputs[0].token_ids)
+        return ids, all(each.margin_ratio > LIMIT for each in self.positions(ids))
+
+    def positions(self, reply: Sequence[int]) -> list[Position]:
+        request, answer = greedy(self.name, self.ids, len(reply)), Answer(token_ids=tuple(reply))
+        return judge(self._model, self._format_name, [(request, answer)], known=self._known)
+
+    def parsed(self, reply: Sequence[int]) -> tuple[Message, str]:
+        """What a client has to get of it, and the finish_reason."""
+        stream = ReplyStream(self.tokenizer, opens_reasoning(self.ids, self.tokenizer), calls=self.tools is not None)
+        message = join([stream.feed(reply), stream.finish()])
+        if len(reply) >= self.max_tokens and reply[-1] not in self._model.config.eos_token_ids:
+            return message, "length"
+        return message, "tool_calls" if message.tool_calls else "stop"
+
+    def wrong_prompts(self) -> Iterator[tuple[str, list[int]]]:
+        """What a server may do wrong, and its prompt then."""
+        yield "the BOS is there twice", [*self.ids[:1], *self.ids]
+        yield "the BOS is missing", self.ids[1:]
+        uncalled = [{**each, "content": each["content"] or "", "tool_calls": None} for each in self.messages]
+        nulls = [
+            {**tool, "function": {"name": "", "description": None, **tool["function"]}} for tool in self.tools or ()
+        ]
+        for words, messages, tools in (
+            ("the tools are missing", self.messages, None),
+            ("descriptions that tools lack are null", self.messages, nulls or None),  # vLLM 0.32
+            ("the history's calls are missing", uncalled, self.tools),
+            ("the tools' responses are missing", [e for e in self.messages if e["role"] != "tool"], self.tools),
+            ("the history is missing", self.messages[-1:], self.tools),
+            ("the system message is missing", [e for e in self.messages if e["role"] != "system"], self.tools),
+        ):
+            with contextlib.suppress(RequestError, TokenizerError):  # the template wants it
+                yield words, self.tokenizer.encode_chat(messages, tools)
+        text = self.tokenizer.render_chat(self.messages, self.tools)
+        for kept in [each["content"] for each in self.messages if THINK in (each["content"] or "")]:
+            dropped = kept.partition(END_THINK)[2]
+            yield "past thinking is kept", self.tokenizer.encode(text.replace(dropped, kept))
+            yield "past thinking is dropped", self.tokenizer.encode(text.replace(kept, dropped))
+
+
+class Chats:
+    """What was seen of a server's chats. A response is named by its case, and "streamed" if it was.
+
+    findings, unsure  what is wrong, by its words; what would not be if the reply were another that may tie
+    refused           response -> why there was none
+    sources           by what prompts and replies were compared
+    expected          what clients have to get
+    """
+
+    def __init__(self, model: LoadedModel, target: HttpTarget, format_name: str, progress: Progress) -> None:
+        """Sends CASES. TargetError if there is no server, or none that knows chats."""
+        self._target, self.engine = target, target.probe().engine
+        self.findings, self.unsure = dict[str, Finding](), dict[str, Finding]()
+        self.judged, self.refused = list[str](), dict[str, str]()
+        self.sources, self.expected = set[str](), list[Message]()
+        known = Known()
+        for done, case in enumerate(CASES["chats"]):
+            progress(done, len(CASES["chats"]))
+            chat = Chat(case, model, format_name, known)
+            self._judge(chat, chat.name, {})
+            if target.is_streaming:
+                self._judge(chat, f"{chat.name}, streamed", STREAM)
+
+    def _judge(self, chat: Chat, name: str, streaming: Fields) -> None:
+        self._name = name
+        try:
+            response = self._response(chat, streaming)
+            self._compare(chat, response, self._is_right(chat, response, bool(streaming)))
+        except (HttpError, TokenizerError) as problem:  # the template may not take such a chat
+            if not isinstance(problem, BadReply) or (problem.status or 500) < 500:
+                self.refused[name] = str(problem)
+                return
+            self._found("error", str(problem))
+        except (RequestError, *OTHER) as problem:
+            self._found("error", f"a response of another form: {type(problem).__name__}: {problem}")
+        self.judged.append(name)
+
+    def _found(self, kind: str, words: str, is_sure: bool = True, **evidence: Any) -> None:
+        values = "".join(f"; {name} {show(value)}" for name, value in evidence.items())
+        new = Finding(kind, f"{words}{values}", self._name, {**evidence, "chats": []})
+        (self.findings if is_sure else self.unsure).setdefault(words, new).evidence["chats"].append(self._name)
+
+    def _response(self, chat: Chat, streaming: Fields) -> Fields:
+        """In one piece, even if it was streamed."""
+        request = greedy(chat.name, chat.ids, chat.max_tokens, message="")
+        body = {**self._target.body(request), "messages": chat.messages, **streaming}
+        body |= {"tools": chat.tools} if chat.tools else {}
+        with contextlib.suppress(BadReply):
+            return self._sent(body)
+        return self._sent({name: value for name, value in body.items() if name not in IDS})
+
+    def _sent(self, body: Fields) -> Fields:
+        dialect, client = self._target.spoken().dialect, self._target.client
+        if "stream" not in body:
+            return client.post(dialect.path, body)
+        events = client.post_and_leave(dialect.path, body, lambda some: stream_error(some) is not None)
+        if (why := stream_error(events)) is not None:
+            raise BadReply(f"the stream ended in an error: {why}")
+        whole = dialect.joined(events)
+        whole["choices"][0]["message"] = whole["choices"][0]["delta"]
+        return whole
+
+    def _is_right(self, chat: Chat, response: Fields, is_streamed: bool) -> bool:
+        """Whether the prompt is, as far as it can be seen. Ids say more than their number; one finding is enough."""
+        in_choice = value_at(response, ("choices", 0, "prompt_token_ids"))
+        given = {"ids in the response": response.get("prompt_token_ids") or in_choice}
+        body = {"messages": chat.messages, "tools": chat.tools} | model_field(self._target.spoken().extras)
+        for url, field in () if is_streamed else (("/tokenize", "tokens"), ("/apply-template", "prompt")):
+            with contextlib.suppress(HttpError):
+                given[url] = self._target.client.post(url, body).get(field)
+        given["usage"] = value_at(response, ("usage", "prompt_tokens"))
+        for source, value in given.items():
+            got = chat.tokenizer.encode(value) if isinstance(value, str) else value  # perhaps without its BOS
+            right: Any = len(chat.ids) if source == "usage" else chat.ids
+            if got and isinstance(got, type(right)):
+                self.sources.add(f"prompts by {source}")
+                if got != right:
+                    same = (words for words, ids in chat.wrong_prompts() if got in (ids, len(ids)))
+                    words = f"prompt: {next(same, 'not what the template gives')}, by {source}"
+                    count = got if source == "usage" else len(got)
+                    self._found("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
+                    return False
+        return True
+
+    def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool) -> None:
+        read = self._target.spoken().dialect.read(response, greedy(chat.name, chat.ids, chat.max_tokens))
+        ids: list[int] = read.get("token_ids") or []
+        has_ids = bool(ids) and read.get("new_tokens") in (None, len(ids), len(ids) + 1)  # perhaps without the last
+        self.sources.add("replies by their own ids" if has_ids else "replies by the reference's")
+        if has_ids and is_prompt_right and any(each.is_wrong for each in chat.positions(ids)):
+            words = "reply: other tokens than the model's (without --chat: why)"
+            self._found("tokens", words, expected=chat.reference[0], got=ids)
+        reply, is_sure = (ids, True) if has_ids else chat.reference
+        expected, reason = chat.parsed(reply)
+        self.expected.append(expected)
+        is_read = expected.unfinished or not expected.unparsed  # what is no list of calls is disputed
+        choice = response["choices"][0]
+        content, thought = choice["message"].get("content") or "", expected.reasoning or ""
+        reasoning = choice["message"].get("reasoning_content") or choice["message"].get("reasoning") or ""
+        calls = [self._call(each["function"]) for each in choice["message"].get("tool_calls") or ()]
+        leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]
+        if leaked:
+            kind, words = ("thinking", "thinking kept") if leaked[0] == THINK else ("markup", "markup leaked")
+            self._found(kind, f"{words} in content", is_read, expected=expected.content, got=content)
+        rightly = [[call.name, dict(call.arguments)] for call in expected.tool_calls]
+        for kind, right, got in (
+            ("content", expected.content.strip(), expected.content.strip() if leaked else content.strip()),
+            ("tool_calls", rightly, calls),
+            ("reasoning", thought.strip(), thought.strip() if THINK in leaked else reasoning.strip()),
+            ("finish_reason", reason, choice.get("finish_reason")),
+        ):
+            if right != got and (has_ids or is_prompt_right):  # else it is not known what the model writes
+                self._found(kind, f"another {kind}", is_sure and is_read, expected=right, got=got)
+
+    def _call(self, function: Fields) -> list[Any]:
+        """Its name and arguments, whatever form these have."""
+        name, arguments = function["name"], function["arguments"]
+        with contextlib.suppress(TypeError, ValueError):
+            return [name, json.loads(arguments)]
+        words = "arguments as text that is no JSON" if isinstance(arguments, str) else "arguments not as text of JSON"
+        self._found("arguments", words, expected=json.dumps(arguments), got=arguments)
+        return [name, arguments]
+
+
+def report_of(chats: Chats, format_name: str) -> Report:
+    is_open = bool(chats.unsure) or not chats.judged
+    verdict = Verdict.BUG if chats.findings else Verdict.INCONCLUSIVE if is_open else Verdict.EXACT
+    sources = f"{plural(len(chats.judged), 'response')}: {'; '.join(sorted(chats.sources))}"
+    found = [*chats.findings.values(), *chats.unsure.values()]
+    wrong = {name: each.words for each in chats.findings.values() for name in each.evidence["chats"]}
+    unsure = {name: each.words for each in chats.unsure.values() for name in each.evidence["chats"]} | chats.refused
+    seen = {
+        "a tool call": any(message.tool_calls for message in chats.expected),
+        "two calls": any(len(message.tool_calls) > 1 for message in chats.expected),
+        "text beside a call": any(message.content and message.tool_calls for message in chats.expected),
+        "reasoning": any(message.reasoning is not None for message in chats.expected),
+    }
+    return Report(
+        command="check",
+        verdict=str(verdict),
+        exit_code=VERDICTS[verdict][0],
+        means=VERDICTS[verdict][1],
+        findings=[replace(each, words=f"{each.words} ({len(each.evidence['chats'])} in all)") for each in found],
+        facts={"engine": chats.engine, "format": format_name, "compared": sources},
+        not_tested=[
+            *(f"{name}: {why}" for name, why in chats.refused.items()),
+            *(f"{words}: no reply of this model has one" for words in seen if not seen[words]),
+            "blanks at the ends of content and reasoning, which are disputed",
+        ],
+        figures={"judged": chats.judged, "refused": chats.refused, "wrong": wrong},
+        cases=[Case("chat", name, wrong.get(name), unsure.get(name)) for name in (*chats.judged, *chats.refused)],
+    )

@@ -1,0 +1,241 @@
+"""`check --chat`: a right server is right, and each planted fault is named, on the fixture that calls tools."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from served_app import Served, serving
+
+import lfm2np
+from lfm2np.checkpoint.loaded import chat_fixture
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.commands.cli.program import main
+from lfm2np.commands.serve import answers, app, jobs
+from lfm2np.commands.serve.settings import Settings
+from lfm2np.oracle import chats
+
+pytestmark = pytest.mark.rounding  # formats are emulated
+FIXTURE = chat_fixture()
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(lfm2np.load(FIXTURE), Settings("chat"), num_blocks=200) as server:
+        yield server
+
+
+def checked(served: Served, capsys: pytest.CaptureFixture[str], *names: str, code: int) -> dict[str, Any]:
+    """The report on some of the cases, or on all."""
+    every = chats.CASES["chats"]
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = [case for case in every if case["name"] in names] or every
+        patch.setattr(chats, "CASES", {**chats.CASES, "chats": chosen})
+        words = ["check", f"http://127.0.0.1:{served.port}", "--chat", "--model", str(FIXTURE), "--json"]
+        assert main(words) == code
+    return dict(json.loads(capsys.readouterr().out))
+
+
+# --- faults
+
+
+def of_prompts(change: Callable[[Tokenizer, list[dict[str, Any]], dict[str, Any]], list[int]]) -> Patch:
+    """The server makes its prompts so, of tokenizer, messages and options."""
+
+    def chat_ids(model: Any, messages: Any, body: Any) -> list[int]:
+        plain = [each.model_dump(exclude_none=True) for each in messages]
+        plain = [{**each, "content": each.get("content") or ""} for each in plain]
+        return change(model.tokenizer, plain, {"tools": body.tools})
+
+    def patch(on: pytest.MonkeyPatch) -> None:
+        on.setattr(jobs, "chat_ids", chat_ids)
+        on.setattr(app, "chat_ids", chat_ids)
+
+    return patch
+
+
+def of_pieces(change: Callable[[dict[str, Any], Any, Any], object]) -> Patch:
+    """The server changes each choice, whole or piece, of what is being answered and the sample."""
+    piece = answers.Chats.piece
+
+    def changed(self: Any, sent: Any, output: Any, sample: Any) -> dict[str, Any]:
+        before = sent.num_tokens
+        choice = piece(self, sent, output, sample)
+        change(choice, self, sample.token_ids[before:])
+        return choice
+
+    return lambda on: on.setattr(answers.Chats, "piece", changed)
+
+
+def keeping_thoughts(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+    other = copy.copy(tokenizer)
+    assert tokenizer.chat.template is not None
+    template = tokenizer.chat.template.replace('.split("</think>")[-1]', "")
+    other.chat = replace(tokenizer.chat, template=template)
+    return other.encode_chat(messages, **options)
+
+
+def leaking(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    if answer.body.stream:
+        tokenizer = answer.model.tokenizer
+        spelled = [tokenizer.token_bytes(token_id) or tokenizer.token(token_id).encode() for token_id in ids]
+        choice["delta"] = {"content": b"".join(spelled).decode().removesuffix("<|im_end|>")}
+
+
+def with_objects(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+
+
+def with_thoughts(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    thought = choice["delta"].pop("reasoning_content", None)
+    if thought is not None and not answer.body.stream:
+        choice["delta"]["content"] = f"<think>{thought}</think>{choice['delta']['content']}"
+
+
+def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+
+
+def with_nulls(tools: Any) -> Any:
+    return [{**tool, "function": {"name": "", "description": None, **tool["function"]}} for tool in tools or ()] or None
+
+
+FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
+    # cases; the finding's words, and the responses that have it
+    "double BOS": (
+        of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
+        ("plain", "tools"),
+        "prompt: the BOS is there twice",
+        {"plain", "plain, streamed", "tools", "tools, streamed"},
+    ),
+    "tools dropped": (
+        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages)),
+        ("plain", "tools"),
+        "prompt: the tools are missing",
+        {"tools", "tools, streamed"},
+    ),
+    "null descriptions": (
+        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages, with_nulls(options["tools"]))),
+        ("plain", "tools"),
+        "prompt: descriptions that tools lack are null",
+        {"tools", "tools, streamed"},
+    ),
+    "history dropped": (
+        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(without_calls(messages), **options)),
+        ("tools", "history"),
+        "prompt: the history's calls are missing",
+        {"history", "history, streamed"},
+    ),
+    "markup leaked in streams": (
+        of_pieces(leaking),
+        ("plain", "prose-and-call"),
+        "markup leaked in content",
+        {"prose-and-call, streamed"},
+    ),
+    "arguments as an object": (
+        of_pieces(with_objects),
+        ("plain", "nested"),
+        "arguments not as text of JSON",
+        {"nested", "nested, streamed"},
+    ),
+    "past thinking kept": (
+        of_prompts(keeping_thoughts),
+        ("plain", "past-thinking"),
+        "prompt: past thinking is kept",
+        {"past-thinking", "past-thinking, streamed"},
+    ),
+    "thinking kept in content": (
+        of_pieces(with_thoughts),
+        ("plain", "thinking"),
+        "thinking kept in content",
+        {"thinking"},
+    ),
+}
+
+
+def test_our_own_server_is_right(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    report = checked(served, capsys, code=0)
+    assert report["verdict"] == "EXACT" and not report["findings"]
+    assert len(report["figures"]["judged"]) == 2 * len(chats.CASES["chats"])
+    assert len(report["not_tested"]) == 1 and not report["figures"]["refused"]
+    by = report["facts"]["compared"]
+    assert "ids in the response" in by and "/tokenize" in by and "usage" in by and "reference" not in by
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(
+    fault: str, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch, names, words, where = FAULTS[fault]
+    patch(monkeypatch)
+    report = checked(served, capsys, *names, code=1)
+    (finding,) = [each for each in report["findings"] if each["words"].startswith(words)]
+    assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == where
+    assert finding["evidence"]["expected"] != finding["evidence"]["got"]
+
+
+def without_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    choice.pop("token_ids", None)
+
+
+def shouting(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    without_ids(choice, answer, ids)
+    choice["delta"]["content"] = choice["delta"]["content"].upper()
+
+
+def test_a_server_without_ids_is_wrong_only_where_the_reference_is_sure(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_pieces(without_ids)(monkeypatch)
+    report = checked(served, capsys, "plain", code=0)
+    assert "replies by the reference's" in report["facts"]["compared"]
+    with pytest.MonkeyPatch.context() as patch:
+        of_pieces(shouting)(patch)
+        report = checked(served, capsys, "plain", code=1)
+        (finding,) = report["findings"]
+        assert finding["kind"] == "content" and set(finding["evidence"]["chats"]) == {"plain", "plain, streamed"}
+        patch.setattr(chats, "LIMIT", 1e12)
+        report = checked(served, capsys, "plain", code=2)
+        assert report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["kind"] == "content"
+
+
+def test_blanks_at_the_ends_are_disputed(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stripping(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+        if not answer.body.stream:
+            choice["delta"]["content"] = choice["delta"]["content"].strip()
+
+    of_pieces(stripping)(monkeypatch)
+    report = checked(served, capsys, "prose-and-call", code=0)
+    assert any("disputed" in words for words in report["not_tested"])
+
+
+def test_an_error_of_the_server_is_wrong_and_a_refusal_is_not_tested(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = jobs.chat_ids
+
+    def failing(model: Any, messages: Any, body: Any) -> Any:
+        if body.tools:
+            raise (ZeroDivisionError if len(body.tools) > 1 else lfm2np.RequestError)("tools: none here")
+        return make(model, messages, body)
+
+    monkeypatch.setattr(jobs, "chat_ids", failing)
+    report = checked(served, capsys, "plain", "tools", "two-calls", code=1)
+    assert [finding["kind"] for finding in report["findings"]] == ["error"]
+    assert set(report["figures"]["refused"]) == {"tools", "tools, streamed"}
+    assert set(report["figures"]["judged"]) == {"plain", "plain, streamed", "two-calls", "two-calls, streamed"}
+
+
+def test_it_needs_a_server_and_says_which_options_it_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "http://127.0.0.1:9", "--chat", "--model", str(FIXTURE)]) == 3
+    assert main(["check", "exec:cat", "--chat"]) == 3
+    assert main(["check", "http://127.0.0.1:9", "--chat", "--first"]) == 3
+    assert "--first" in capsys.readouterr().err.splitlines()[-1]
