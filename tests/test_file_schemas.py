@@ -183,6 +183,7 @@ OPTIONAL = {  # what an object may lack, by schema; in those that are not here i
     | {"window_table", "window", "context", "expert", "chosen", "normalised", "factor"},
     "transcript": FIELDS | SAMPLING | set(ANSWER_FIELDS) | {"sha256"},
     "rollouts": set(ROLLOUT_FIELDS) - {"prompt_token_ids", "token_ids"},
+    "chats": {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"},
     "exec-protocol": {"stops", "abort_after", "prompt_logprobs", "stop", *ANSWER_FIELDS},
 }
 REQUIRED = {"prompt_token_ids", "max_tokens", "case"}  # of a transcript's request
