@@ -360,3 +360,12 @@ def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
         assert transcript.known(request) == Answer((5,))
         with pytest.raises(RequestError, match="is another request there"):
             transcript.known(replace(request, tags={**request.tags, "prefix": "warm"}))
+
+
+def test_certain_is_only_what_leaves_right_engines_errors() -> None:
+    """What is not wrong before position 8 errs four times as much as a format: the limit hides what is wrong there."""
+    judged = [
+        position if position.is_wrong else replace(position, error=1.0, error_ratio=4.0, error_size=4.0)
+        for position in positions(lambda position: position.row >= 8)
+    ]
+    assert findings(judged)[0].sure != CERTAIN

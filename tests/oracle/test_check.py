@@ -351,3 +351,10 @@ def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
     each = 0.5 * math.erfc(max(0.0, gap - allowed.unit) / (SPREAD * math.sqrt(2)))
     assert allowed.flip_chance == pytest.approx(min(1.0, rivals * each), rel=1e-9)
     assert noise.gap_scales(np.zeros(1, np.int64))[0, 1] == 1.0
+
+
+@pytest.mark.slow
+def test_another_format_than_declared_is_named(model: Model) -> None:
+    result = checked(model, "bfloat16", "float32")
+    assert result.total.verdict is Verdict.DRIFT
+    assert result.total.reasons == ("errs like bfloat16 everywhere: not the float32 that it declares",)

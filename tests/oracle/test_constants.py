@@ -102,3 +102,21 @@ def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_a
     assert Projection("x", effect, reported).explained(0.1).left > 0.9
     reported = Reported([], [], np.where(errors > 10.0, 300.0, 1.0) * effect, np.ones(1000))
     assert Projection("x", np.asarray(reported.errors), reported).explained(1.0).left == 0.0
+
+
+def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:
+    random = np.random.Generator(np.random.Philox(key=[3, 3]))
+    size, share = 4000, 0.02
+    effect, scales = random.normal(size=size), np.full(size, 1.0)
+    others = [random.normal(size=size) for _ in range(24)]
+    reported = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
+    fitted = Projection("x", effect, reported).fitted(others)
+    assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
+    assert fitted.explained == pytest.approx(0.5, abs=0.05)
+    biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
+    assert Projection("x", effect, reported).fitted(biased).share == pytest.approx(0.2, abs=0.1)
+
+
+class Sizes:
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size

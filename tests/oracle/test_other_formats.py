@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.engine.loading import Model
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.causes import other_formats
+from lfm2np.oracle.causes.everywhere import unrelated_cause
 from lfm2np.oracle.causes.other_formats import is_alike
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.formats import round_to_float16
+from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
 from lfm2np.suite.adapters import Own
@@ -141,3 +145,16 @@ def test_a_correlation_of_errors_counts_if_it_is_large_and_no_accident() -> None
     assert not is_alike(0.1 * theirs + other, theirs, sequences), "sure, but small"
     assert not is_alike(other, theirs, sequences) and not is_alike(-theirs, theirs, sequences)
     assert not is_alike(0.5 * theirs + other, theirs, sequences[:1] * 800), "one sequence proves nothing"
+
+
+@pytest.mark.parametrize(("error", "is_unrelated"), [(1.0, False), (2.0, True)])
+def test_answers_are_unrelated_only_if_the_oracle_is_no_nearer_than_their_mean(
+    error: float, is_unrelated: bool
+) -> None:
+    """Log-probabilities 0 to -4, whose variance is 2: half of it is left by a wrong operator, twice by anything."""
+    request = greedy("a", (1,), 20, case="case")
+    answer = Answer(tuple(range(20)), tuple(-float(index % 5) for index in range(20)))
+    position: Any = SimpleNamespace(request=request, is_wrong=True, is_new=True, token_id=1, best=2, error=error)
+    nothing: Any = None
+    evidence = Evidence(nothing, "float32", [(request, answer)], [position] * 20, Known())
+    assert (unrelated_cause(evidence) is not None) == is_unrelated

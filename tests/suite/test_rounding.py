@@ -132,3 +132,12 @@ def test_the_plugin_takes_a_format(tmp_path: Path):
     assert ended.returncode == 4
     assert "invalid choice: 'fp8'" in ended.stderr
     assert tuple(FORMATS) == NUMBER_FORMATS
+
+
+@pytest.mark.slow
+def test_another_format_than_the_declared_is_seen():
+    declared = Rounding(adapters.own_bfloat16, "float32")
+    for name in ("equals-reference", "every-schedule", "scores"):
+        result = run_property(by_id(name), declared, "ci", shrink=False)
+        assert result.status == "failed", name
+        assert "times the noise of float32" in result.message

@@ -418,3 +418,12 @@ def test_a_file_that_is_no_trace_can_not_be_read_and_one_that_differs_is_wrong(t
     trace.write_text("")
     code, line = failure(capsys, "check", str(trace))
     assert code == 3 and "trace.jsonl: no answers, expected " in line
+
+
+def test_info_refuses_a_norm_that_is_not_finite(model, capsys):
+    tensors = stored_weights(tiny_config())
+    tensors["model.embedding_norm.weight"] = stored(np.full(16, np.nan), "BF16")
+    (model / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    code, message = failure(capsys, "info", "--model", str(model))
+    assert code == 3
+    assert "model.embedding_norm.weight: nan at index (0,)" in message

@@ -227,3 +227,13 @@ def test_a_reader_that_leaves_early_changes_no_verdicts_exit_code() -> None:
     done = subprocess.run([sys.executable, "-c", SHOWN], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.slow
+def test_a_terminal_that_knows_only_ascii_gets_question_marks_and_json_is_the_same(model):
+    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    options = ["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "30"]
+    plain, ascii_only = run(*options), run(*options, env=environment)
+    assert not plain.stdout.isascii(), "the control: this output has other characters"
+    assert ascii_only.stdout == "".join(c if c.isascii() else "?" for c in plain.stdout)
+    assert said(run(*options, "--json", env=environment).stdout) == said(run(*options, "--json").stdout)

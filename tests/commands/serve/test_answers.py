@@ -231,3 +231,12 @@ def test_metrics_count_what_was_done(served: Served):
 def numbers(text: str) -> dict[str, float]:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def test_tokens_as_ids_where_that_is_asked_for(served: Served):
+    _, reply = served.ask(
+        "/v1/completions",
+        {"prompt": [1], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
+    )
+    (choice,) = reply["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]

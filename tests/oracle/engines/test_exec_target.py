@@ -346,3 +346,8 @@ while True:
     target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
     assert main(["check", target, "--cases", "short-prompts"]) == 3
     assert "as far as here" in capsys.readouterr().err
+
+
+def test_answers_come_in_any_order_and_are_returned_in_that_of_the_requests(make: Make) -> None:
+    target = make("hello()\nfor n, name in enumerate(reversed(requests())): answer(name, logprobs=[n, -0.5])")
+    assert [answer.logprobs for answer in answers_to(target, REQUESTS)] == [(1.0, -0.5), (0.0, -0.5)]

@@ -245,3 +245,12 @@ def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_
     assert Transcript(path).known(request) == answer, "a resumed check takes the last"
     path.write_text("".join(line_of(request, reply) + "\n" for reply in (failed("no connection"), answer, answer)))
     assert answers_to(FileTarget(path), [request]) == [answer]
+
+
+def test_a_whole_last_line_without_its_end_is_kept(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with Transcript(path) as transcript:
+        assert len(transcript.pairs()) == 3
+        transcript.append(*NEW)
+    assert path.read_bytes().startswith(content) and len(Transcript(path).pairs()) == 4

@@ -321,3 +321,32 @@ def test_an_engine_that_never_ends_is_given_up() -> None:
     done, lost = answers_to(target_of("Stepping"), [REQUESTS[0], greedy("endless", (71,), 2)])
     assert done.token_ids == (0, 1, 2, 3)
     assert lost.kind == HANG and str(lost.error).startswith("not finished after")
+
+
+class Terse(Counting):
+    """Takes no wish for log-probabilities."""
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        if any(
+            request.params.logprobs is not None or request.params.prompt_logprobs is not None for request in requests
+        ):
+            raise ValueError("no log-probabilities")
+        return super().generate(requests)
+
+
+def test_wishes_that_an_engine_refuses_are_given_up() -> None:
+    abilities = target_of("Terse").probe()
+    assert not abilities.tells_logprobs and not abilities.tells_prompt_logprobs
+    assert answers_to(target_of("Terse"), REQUESTS[:1]) == [Answer((0, 1, 2, 3), finish_reason="length")]
+
+
+class WithoutPrompts(Counting):
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        return [[replace(answer, prompt_logprobs=()) for answer in answers] for answers in super().generate(requests)]
+
+
+def test_an_empty_list_of_prompt_logprobs_reports_none() -> None:
+    target = target_of("WithoutPrompts")
+    assert not target.probe().tells_prompt_logprobs
+    (answer,) = answers_to(target, [changed(REQUESTS[0], prompt_logprobs=0)])
+    assert answer.error is None and answer.prompt_logprobs is None

@@ -81,3 +81,11 @@ def test_no_token_is_likelier_at_a_temperature_than_it_is_taken_to_be(model: Mod
     shares = [fair_share(some, 1, column, temperature, 0.0) for column in range(len(few))]
     assert all(share >= value - 1e-12 for share, value in zip(shares, exact[few].tolist(), strict=True))
     assert fair_share(whole, 1, 0, temperature, 0.01) > all_shares[0]
+
+
+def test_of_a_seed_the_first_answer_counts(model: Model) -> None:
+    request, answer = drawn_at(0.0, 0)[0]
+    assert (
+        drawn_wrongly(model, [(replace(request, request_id=str(number)), answer) for number in range(50)], [], Known())
+        is None
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.stored import widen
 from lfm2np.engine.loading import Model
 from lfm2np.errors import NumericsError
+from lfm2np.oracle.judging.allowed import FLOAT32_UNITS
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.noise import noise_of, said_by
-from lfm2np.oracle.judging.truth import Spoken, spoken_truths
+from lfm2np.oracle.judging.noise import LEAST, Noise, allowed_by, noise_of, said_by, spread_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.truth import reference, rope
 
@@ -149,3 +151,43 @@ def test_a_format_that_cannot_hold_the_numbers_is_named(model: Model) -> None:
     weights = replace(model.weights, final_norm=model.weights.final_norm * np.float32(1e38))
     with pytest.raises(NumericsError, match=r"overflow|finite"):
         said_by(model, weights, model.numerics, [item_of(IDS[:6])])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.sampled_from([8, 11, 24]))
+def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: int) -> None:
+    """All rows at once, against one number after the other."""
+    random = np.random.default_rng(seed)
+    p = random.dirichlet(np.full(6, 0.5), 3)
+    logprobs, largest = np.log(p), random.uniform(0.1, 40.0, 3)
+    errors = (random.normal(size=(draws, 3, 6)) * 2.0 ** -random.uniform(0, 20)).astype(np.float32)
+    best, ids = np.argmax(p, axis=1), np.tile(np.arange(10, 16), (3, 1))
+    truth = Truth(Spoken((1,) * 4), ids, logprobs, best + 10, (p * p).sum(1), largest, 6)
+    noise = Noise(tuple(range(draws)), errors, spread_of(errors))
+    for row, allowed in allowed_by(truth, noise, bits).items():
+        first = int(best[row])
+        exponent = math.floor(math.log2(largest[row])) + 1
+        unit = 2.0 ** (exponent - bits) + FLOAT32_UNITS * 2.0 ** (exponent - 24)
+        assert allowed.unit == unit and allowed.best == first + 10 and allowed.shift == 6 * 2.0**-25
+        tau = float(noise.spread[row]) ** 2
+        ratios = []
+        for column in range(6):
+            others = sum(p[row, other] ** 2 for other in range(6) if other != column)
+            variance = sum(float(value) ** 2 for value in errors[:, row, column]) / draws
+            scale = math.sqrt((variance + tau * ((1 - p[row, column]) ** 2 + others)) / 2)
+            assert allowed.scales[column] == pytest.approx(max(LEAST, scale), rel=1e-6)
+            apart = (errors[:, row, column].astype(float) - errors[:, row, first].astype(float)).tolist()
+            gap_scale = max(LEAST, math.sqrt((sum(value * value for value in apart) / draws + 2 * tau) / 2))
+            gap = float(logprobs[row, first] - logprobs[row, column])
+            ratios.append(max(0.0, gap - unit) / gap_scale)
+            assert allowed.leads[column] == pytest.approx(ratios[-1], rel=1e-6)
+        second = max((token_id for token_id in range(6) if token_id != first), key=lambda token_id: p[row, token_id])
+        assert allowed.runner_up == pytest.approx(ratios[second], rel=1e-6)
+
+
+def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
+    truth = truth_of(model, IDS[:4], {})
+    (noise,) = noise_of(model, [truth], "float32", draws=(0,))
+    certain = replace(truth, logprobs=np.zeros_like(truth.logprobs), squares=np.ones_like(truth.squares))
+    silent = replace(noise, errors=np.zeros_like(noise.errors), spread=np.zeros_like(noise.spread))
+    assert (silent.scales(certain) > 0.0).all()
+    assert (silent.gap_scales(np.zeros(len(certain.best), np.int64)) > 0.0).all()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import inject
 from random_checkpoint import random_checkpoint
 from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, said, ties, with_swap
 from safetensors.numpy import save_file
@@ -14,6 +15,7 @@ import lfm2np
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.other_formats import MOST_FLIPS
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
@@ -208,3 +210,17 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     assert set(changed[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
     assert set(truth.routes[5, 1]) - set(changed[5, 1]) == {route.instead_of}
     assert (changed[5, 2:] == OWN).all() and (changed[6:] == OWN).all()
+
+
+def test_a_format_that_would_flip_most_tokens_explains_nothing(near: Model) -> None:
+    """Under int4 hardly a token of this model would be the oracle's: that it errs like int4 may be said of anything."""
+    with inject("experts-in-the-order-of-their-names"):
+        pair = said(lfm2np.load(near.path))
+    positions, verdict = judged(near, pair)
+    assert verdict is Verdict.BUG
+    request, answer = pair
+    worst = max(positions, key=lambda position: abs(position.error_ratio or 0.0))
+    assert worst.error is not None and abs(worst.error) > 1.0
+    under = judge(near, "int4", [(request, fitting(request, answer, near.config))])
+    chances = [position.flip_chance for position in under if position.flip_chance is not None]
+    assert np.mean(chances) > MOST_FLIPS

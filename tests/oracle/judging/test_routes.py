@@ -142,3 +142,12 @@ def test_routes_in_responses_are_decoded() -> None:
     for bad in (5, "AAA", flat[:-8], "AAAA"):
         with pytest.raises(RequestError, match=r"^meta_info\.routed_experts .*: expected int32"):
             of_sglang(bad)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(1, 4))
+def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: list[int], count: int) -> None:
+    preferred, squares = np.array([[values]], np.float32), np.full((1, 1, 4), 2.0, np.float32)
+    ((margin,),) = margins(preferred, squares, count)
+    order = sorted(values, reverse=True)
+    assert margin == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))

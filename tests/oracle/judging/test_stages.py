@@ -21,9 +21,10 @@ from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS, FIRST
+from lfm2np.oracle.judging.noise import DRAWS, FIRST, Noise, spread_of
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -138,3 +139,22 @@ def test_a_check_that_ends_early_says_what_it_left_out() -> None:
         f"{asked.left} requests after one that is certainly wrong" in as_text(report_of(result))
         and as_json(report_of(result))["figures"]["left"] == asked.left
     )
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from([(1,), FIRST, DRAWS]))
+def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
+    seed: int, power: float, draws: tuple[int, ...]
+) -> None:
+    """Also where only these err: then it is by that."""
+    random = np.random.default_rng(seed)
+    errors = (random.normal(size=(8, 2, 5)) * 2.0 ** -random.uniform(0, power, (8, 2, 5))).astype(np.float32)
+    errors[[draw for draw in DRAWS if draw not in draws], 1] = 0.0
+    logprobs = np.log(random.dirichlet(np.ones(5), 2))
+    columns, zeros = np.tile(np.arange(5), (2, 1)), np.zeros(2, np.int64)
+    truth = Truth(Spoken((1, 2, 3)), columns, logprobs, zeros, np.exp(logprobs * 2).sum(1), np.ones(2), 5)
+    subset = errors[list(draws)]
+    some, every = Noise(draws, subset, spread_of(subset)), Noise(DRAWS, errors, spread_of(errors))
+    factor = np.sqrt(len(DRAWS) / len(draws))
+    assert (some.gap_scales(zeros) <= factor * every.gap_scales(zeros) * (1 + 1e-12)).all()
+    assert (some.scales(truth) <= factor * every.scales(truth) * (1 + 1e-12)).all()
+    assert some.scales(truth)[1, 0] > 0.999 * factor * every.scales(truth)[1, 0]

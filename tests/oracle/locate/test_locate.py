@@ -12,6 +12,7 @@ from dumps import (
     FIXTURES,
     SIX,
     Recorded,
+    checkpoint,
     recorded_under,
     report_of,
     six_heads,
@@ -23,11 +24,12 @@ from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import emulate
+from lfm2np.oracle.locate.attention import of_one_head
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
-from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, describe_channels
-from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.operations import Oracle, gated, operations
+from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Steps, describe_channels
+from lfm2np.oracle.locate.spread import PRECISIONS, known
 
 pytestmark = pytest.mark.rounding
 
@@ -172,3 +174,23 @@ def test_what_is_wrong_at_regular_places_is_said_so() -> None:
     wrong = np.zeros((3, 24), bool)
     wrong[:, 1::2] = True
     assert describe_channels(wrong, 0, ()) == "every 2nd channel from 1 on (12 of 24)"
+
+
+def in_one_step(directory: Path, tokens: int, format: str = "float32") -> Oracle:
+    config, tensors = checkpoint(directory)
+    return Oracle(tensors, config, PRECISIONS[format], np.zeros(tokens, np.int64), Steps(tokens, (tokens,)))
+
+
+def test_a_fast_exponential_stays_within_the_bounds() -> None:
+    """Of float32, off by two units times 1 + |x|: in silu, and in attention's shares."""
+    gate = known(np.random.default_rng(0).standard_normal((50, 50)) * 8)
+    off = 1.0 + 2.0 * 2.0**-24 * (1.0 + np.abs(gate.values))
+    engine = gate.values / (1.0 + np.exp(-gate.values) * off)
+    output = gated(in_one_step(SIX, 50), None, gate, known(np.ones((50, 50))))
+    assert np.all(np.abs(engine - output.values) < output.bound())
+    query, keys, values = (known(np.array(column)) for column in ([[1.0]], [[-8.0], [0.0]], [[1e4], [0.0]]))
+    hidden = np.zeros((1, 2), bool)
+    output = of_one_head("q_rotated", "attended", PRECISIONS["float32"], query, [keys, values], hidden)
+    share = np.exp(-8.0) * (1.0 + 2.0 * 2.0**-24 * 9.0)
+    assert abs(1e4 * share / (1.0 + share) - output.values[0, 0]) > 4 * 2.0**-24 * output.values[0, 0]
+    assert abs(1e4 * share / (1.0 + share) - output.values[0, 0]) < output.bound()[0, 0]

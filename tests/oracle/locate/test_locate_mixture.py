@@ -138,3 +138,14 @@ def test_a_near_tie_that_went_the_other_way_is_right_and_what_follows_is_judged_
         assert (3 in recorded[CHOSEN], 6 in recorded[CHOSEN]) == ((False, True) if methods else (True, False))
         for part in PARTS.values():
             assert locate(twins, config, dump_of(part(recorded), "float32"), "float32").findings == ()
+
+
+@pytest.mark.parametrize("part", ["all", "as transformers shows"])
+def test_the_order_of_the_chosen_does_not_matter(part: str) -> None:
+    recorded = {name: value.copy() for name, value in recorded_under(mixture(SCALED), FLOAT32).items()}
+    turned = np.argsort(np.random.default_rng(3).random(recorded[CHOSEN].shape), axis=-1)
+    recorded[CHOSEN] = np.take_along_axis(recorded[CHOSEN], turned, axis=-1)
+    recorded[WEIGHTS] = np.take_along_axis(recorded[WEIGHTS], turned, axis=-1)
+    outputs = recorded[OUTPUTS].reshape(24, 3, 32)
+    recorded[OUTPUTS] = np.take_along_axis(outputs, turned[..., None], axis=1).reshape(24, -1)
+    assert report_of(mixture(SCALED), PARTS[part](recorded), "float32").findings == ()

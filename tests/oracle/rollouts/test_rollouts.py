@@ -251,3 +251,11 @@ def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_rig
     plain = left_by(as_computed, AS_IT_IS)
     assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
     assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)
+
+
+def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
+    rollout = exact_rollouts[0]
+    logits = np.asarray(model.logits(list(rollout.ids)), np.float64)[len(rollout.prompt_token_ids) :]
+    logits -= logits.max(axis=1, keepdims=True)
+    rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
+    assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)

@@ -106,3 +106,48 @@ def test_what_a_right_engine_may_refuse_is_unfit(fields: dict[str, object], told
     assert unfit(around, VOCABULARY, trace_from_json({"requests": [good]})) is None
     why = unfit(around, VOCABULARY, trace_from_json({"requests": [{**good, **fields}]}))
     assert why is not None and why.startswith(told)
+
+
+def kinds(trace: Trace, around: Around) -> set[str]:
+    """What is special about a trace, by names."""
+    features = set()
+    prompts = [request.prompt_token_ids for request in trace.requests]
+    for index, request in enumerate(trace.requests):
+        features |= {"left before the first token"} if request.abort_after == 0 else set()
+        features |= {"left midway"} if request.abort_after else set()
+        features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
+        features |= {"several"} if request.params.n > 1 else {"sampled"} if request.is_sampled else set()
+        features |= {"again"} if request.prompt_token_ids in prompts[:index] else set()
+        prompt = request.prompt_token_ids
+        features |= {"longer"} if prompt[:-1] in prompts[:index] else set()
+        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == prompt[:-1]]
+        features |= {"another last token"} if any(other != prompt for other in same) else set()
+        features |= (
+            {"waits for tokens"}
+            if request.after_tokens
+            else {"waits for an end"}
+            if request.after is not None
+            else set()
+        )
+        features |= (
+            {"long after short"}
+            if request.after is not None and len(request.prompt_token_ids) > 3 * len(prompts[request.after])
+            else set()
+        )
+        off = len(request.prompt_token_ids) % around.block
+        features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
+        features |= {"over a chunk"} if len(request.prompt_token_ids) > around.chunk else set()
+        features |= {"tiny"} if len(request.prompt_token_ids) <= 3 else set()
+        features |= {"with BOS"} if request.prompt_token_ids[:1] == around.first else {"without BOS"}
+    at_once = sum(request.after is None for request in trace.requests)
+    return features | ({"more than slots"} if at_once > around.slots else set())
+
+
+def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
+    seen: Counter[str] = Counter()
+    for trace in drawn(SMALL, 250):
+        seen.update(kinds(trace, SMALL))
+    wanted = """left before the first token;left midway;cold;streamed;stop;pause;several;sampled;again;longer;
+        another last token;waits for tokens;waits for an end;long after short;at a border;behind a border;
+        before a border;between;over a chunk;tiny;with BOS;without BOS;more than slots"""
+    assert {name.strip() for name in wanted.split(";")} - {name for name, count in seen.items() if count >= 3} == set()

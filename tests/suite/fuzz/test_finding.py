@@ -253,3 +253,10 @@ def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
     assert [(token.token_id, token.decided) for token in drawn_tokens] == [(A[5], False), (A[6], False)]
     for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
         assert ByTruth(model(), "float32").right(sent, seen) == []
+
+
+def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
+    sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
+    played = Played(((said,),))
+    assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
+    assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None

@@ -271,3 +271,15 @@ def test_the_script_does_not_judge_what_it_can_not() -> None:
     several = Trace((greedy("", (5,), 4, temperature=1.0, n=2), greedy("", (5,), 4, temperature=1.0, stop="a")))
     assert all("right" not in row_of(several, index, {}, right(9), ()) for index in (0, 1))
     assert "right" not in row_of(several, 0, {}, None, ())
+
+
+def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
+    failure = failure_of(Trace((greedy("", A[:3], 2, temperature=1.0),)))
+    seen = Answer((999, 5), (-1.0, -1.0), error="no", kind="impossible", sent=0.0, ended=1.0)
+    assert handed(tmp_path, replace(failure, played=Played(((seen,),)))).exists()
+
+
+def test_a_dialect_goes_on_behind_an_end_if_its_requests_say_so() -> None:
+    request = greedy("a", (1,), 1, case="fuzz", prompt_text="a")
+    for dialect in DIALECTS:
+        assert dialect.ignores_eos == ('"ignore_eos": true' in json.dumps(dialect.request(request, dialect.extras[0])))
