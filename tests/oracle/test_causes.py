@@ -11,7 +11,7 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
-from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings, with_repeats
+from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -369,3 +369,25 @@ def test_certain_is_only_what_leaves_right_engines_errors() -> None:
         for position in positions(lambda position: position.row >= 8)
     ]
     assert findings(judged)[0].sure != CERTAIN
+
+
+def test_a_sliver_is_not_called_right() -> None:
+    """Right where 13 rows of 5 tokens are, beside cancelled requests; of all other requests those of odd length."""
+
+    def is_wrong(position: Position) -> bool:
+        return len(position.request.prompt_token_ids) % 2 == 1 and abort_of(position) != "beside"
+
+    judged = positions(is_wrong)
+    right = sum(not is_wrong(position) for position in judged)
+    description = described(judged)
+    assert description is None or 2 * len(description.inside) >= right
+
+
+def test_what_another_format_says_stays_beside_what_repeats_say() -> None:
+    """total.py puts it first; repeats that fail each time show nothing, others come before it."""
+    judged = positions(lambda position: True)
+    names = sorted(PLAN_IDS)[:2]
+    format_ = Suspicion(LIKELY, "wrong by less than bfloat16 rounds", "run again with it")
+    assert with_repeats([format_], judged, [Repeats(name, 5, 5, 5) for name in names]) == [format_]
+    first, second = with_repeats([format_], judged, [Repeats(name, 5, 5, 0) for name in names])
+    assert "right alone" in first.where and second == format_

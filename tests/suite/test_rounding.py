@@ -141,3 +141,16 @@ def test_another_format_than_the_declared_is_seen():
         result = run_property(by_id(name), declared, "ci", shrink=False)
         assert result.status == "failed", name
         assert "times the noise of float32" in result.message
+
+
+@pytest.mark.slow
+def test_the_script_of_a_failure_names_the_format():
+    result = run_property(by_id("equals-reference"), Rounding(adapters.own_bfloat16, "float32"), "ci")
+    script = result.message[result.message.index("from lfm2np") :]
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "times the noise of float32" in ended.stderr
+    right = script.replace("'float32')", "'bfloat16')")
+    assert right != script
+    ended = subprocess.run([sys.executable, "-c", right], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from schedulers.managed import ManagedScheduler
 
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
@@ -521,3 +522,80 @@ def test_faults_of_a_scheduler_from_the_command_line(
     assert "block-leaked survives 40 programs" in capsys.readouterr().out
     assert pytest.main([*command, "--faults"]) == 4
     assert "--faults: expected with --scheduler" in capsys.readouterr().err
+
+
+class Tables:
+    """Blocks by request; a child of a fork has copies of its own, at once."""
+
+    lacks = frozenset({"prefix-caching", "salts"})
+
+    def __init__(self, sizes):
+        self.size, self.free_list, self.tables, self.lengths = sizes["block_size"], [], {}, {}
+        self.free_list = list(range(sizes["num_blocks"]))
+
+    def allocate(self, name, token_ids, cache_salt):
+        self.tables[name], self.lengths[name] = [], 0
+        if self.append(name, token_ids) is False:
+            del self.tables[name]
+            return None
+        return 0
+
+    def append(self, name, token_ids):
+        missing = -(-(self.lengths[name] + len(token_ids)) // self.size) - len(self.tables[name])
+        if missing > len(self.free_list):
+            return False
+        self.tables[name] += [self.free_list.pop() for _ in range(missing)]
+        self.lengths[name] += len(token_ids)
+        return True
+
+    def places(self, name):
+        return [block * self.size + offset for block in self.tables[name] for offset in range(self.size)][
+            : self.lengths[name]
+        ]
+
+    def free(self, name):
+        self.free_list += self.tables.pop(name)
+
+    def free_blocks(self):
+        return list(self.free_list)
+
+
+def managed(manager):
+    return lambda sizes: ManagedScheduler(manager(sizes), sizes)
+
+
+class Sharing(Tables):
+    """A child has its parent's blocks; whoever writes to a block of both gets a copy first."""
+
+    def fork(self, parent, child):
+        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
+
+    def owners(self, block):
+        return sum(block in table for table in self.tables.values())
+
+    def append(self, name, token_ids):
+        table, copies = self.tables[name], []
+        if self.lengths[name] % self.size and self.owners(table[-1]) > 1:
+            if not self.free_list:
+                return False
+            copies = [Copy(("block", table[-1]), ("block", self.free_list[-1]))]
+            table[-1] = self.free_list.pop()
+        return copies if super().append(name, token_ids) else self.undone(table, copies)
+
+    def undone(self, table, copies):
+        for copy in copies:
+            self.free_list.append(table[-1])
+            table[-1] = copy.source[1]
+        return False
+
+    def free(self, name):
+        table = self.tables.pop(name)
+        self.free_list += [block for block in table if not self.owners(block)]
+
+
+def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
+    outcome = suite.try_scheduler(managed(Sharing))
+    assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
+    missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
+    assert first_broken(managed(missing)) in ("ownership", "reads", "leaks")

@@ -240,3 +240,8 @@ def test_tokens_as_ids_where_that_is_asked_for(served: Served):
     )
     (choice,) = reply["choices"]
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+def test_no_two_tokens_share_a_name():
+    names = [token_name(model(), token_id) for token_id in range(model().config.vocab_size)]
+    assert len(set(names)) == len(names)

@@ -231,3 +231,12 @@ def test_the_command_warns_of_unknown_names_and_refuses_bad_files(tmp_path: Path
         assert command(capsys, str(file))[0] == 0
     assert command(capsys, str(tmp_path / "nothing"))[0] == 3
     assert command(capsys, str(file), "--model", str(tmp_path / "nothing"))[0] == 3
+
+
+def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
+    config, tensors = checkpoint(SIX)
+    recorded = six_heads() | {"lm_head": six_heads()["lm_head"][-1:].copy()}
+    assert locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings == ()
+    recorded["lm_head"][0, 5] += 1.0
+    (finding,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
+    assert (finding.row, finding.channel, finding.rows) == (11, 5, "the last row, 11")

@@ -269,3 +269,15 @@ def test_damage_is_read_or_counted_and_harms_no_other_line(model: Model, name: s
     assert len(readable) + sum(kind.count for kind in left) == (3 if damaged.strip() else 2)
     for kind in left:
         assert kind.first.startswith("f, line 2: ") and kind.first.isprintable()
+
+
+UNSEEN = {  # by a schema: sizes of numbers, 2.0 for 2, and lists beside each other
+    *("NaN", "NaN in a string", "null among them", "no id", "beyond float32", "one beyond float32"),
+    *("short", "long", "neither", "outside", "too long", "short mask", "all masked", "routes"),
+    *("huge padding", "a float of padding"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(WRONG) - UNSEEN))
+def test_the_schema_refuses_what_the_reader_refuses(name: str) -> None:
+    assert complaints({**GOOD, **WRONG[name][0]}) != []

@@ -259,3 +259,10 @@ def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
     logits -= logits.max(axis=1, keepdims=True)
     rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
     assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
+
+
+def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
+    rollout = exact_rollouts[2]
+    lost = logprobs_of(model, rollout, {"borders": [13], "attend": False})
+    short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
+    assert np.allclose(lost, exact_of(model, short), rtol=0, atol=1e-5)
