@@ -54,7 +54,8 @@ def run_server(arguments: argparse.Namespace) -> None:
         print(json.dumps({"url": url}) if arguments.json else url, flush=True)
         if not arguments.no_browser and sys.stdout.isatty():
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for each in (signal.SIGTERM, signal.SIGINT):  # a shell's background job ignores interrupts
+            signal.signal(each, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):  # how one ends it
             server.serve_forever()
 

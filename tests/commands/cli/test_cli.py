@@ -427,3 +427,12 @@ def test_info_refuses_a_norm_that_is_not_finite(model, capsys):
     code, message = failure(capsys, "info", "--model", str(model))
     assert code == 3
     assert "model.embedding_norm.weight: nan at index (0,)" in message
+
+
+def test_info_counts_parameters_and_proves_every_product(model, capsys):
+    shown = answer(capsys, "info", "--model", str(model))
+    assert shown["parameters"] == 300 * 16 + 16 + 2 * (32 + 3 * 24 * 16) + 16 * 48 + 16 * 3 + 16 * 16 + 8 + 16 * 48
+    assert all(b["row_sum_bits"] + b["activation_bits"] <= 53 for b in shown["bounds"])
+    assert len(shown["bounds"]) == 9
+    assert main(["info", "--model", str(model)]) == 0
+    assert "Proved" in capsys.readouterr().out
