@@ -34,11 +34,15 @@ from lfm2np.values import Progress, show
 Fields = dict[str, Any]
 CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="utf-8"))
 MAX_TOKENS = 64
+KINDS = ("tools", "streams")  # without an answer of each there is no verdict
 IDS = ("logprobs", "return_token_ids")  # llama.cpp refuses the first beside tools in a stream
 STREAM: Fields = {"stream": True, "stream_options": {"include_usage": True}}
 VERDICTS = {
     Verdict.EXACT: (RIGHT, "Every prompt is the template's, and clients get what the replies say."),
-    Verdict.INCONCLUSIVE: (OPEN, "No chat was answered, or a reply differs where the format can't tell two apart."),
+    Verdict.INCONCLUSIVE: (
+        OPEN,
+        "Chats were refused, or a reply differs where the format can't tell two apart.",
+    ),
     Verdict.BUG: (WRONG, "A prompt is not the template's, or a client gets something else than the reply says."),
 }
 
@@ -89,8 +93,8 @@ class Chat:
             ("descriptions that tools lack are null", self.messages, nulls or None),  # vLLM 0.32
             ("the history's calls are missing", uncalled, self.tools),
             ("the tools' responses are missing", [e for e in self.messages if e["role"] != "tool"], self.tools),
-            ("the history is missing", self.messages[-1:], self.tools),
             ("the system message is missing", [e for e in self.messages if e["role"] != "system"], self.tools),
+            ("the history is missing", self.messages[-1:], self.tools),
         ):
             with contextlib.suppress(RequestError, TokenizerError):  # the template wants it
                 yield words, self.tokenizer.encode_chat(messages, tools)
@@ -108,6 +112,7 @@ class Chats:
     refused           response -> why there was none
     sources           by what prompts and replies were compared
     expected          what clients have to get
+    kinds             of KINDS, those that a response is of
     """
 
     def __init__(self, model: LoadedModel, target: HttpTarget, format_name: str, progress: Progress) -> None:
@@ -115,14 +120,14 @@ class Chats:
         self._target, self.engine = target, target.probe().engine
         self.findings, self.unsure = dict[str, Finding](), dict[str, Finding]()
         self.judged, self.refused = list[str](), dict[str, str]()
-        self.sources, self.expected = set[str](), list[Message]()
+        self.sources, self.expected, self.kinds = set[str](), list[Message](), dict[str, list[str]]()
         known = Known()
         for done, case in enumerate(CASES["chats"]):
             progress(done, len(CASES["chats"]))
             chat = Chat(case, model, format_name, known)
-            self._judge(chat, chat.name, {})
-            if target.is_streaming:
-                self._judge(chat, f"{chat.name}, streamed", STREAM)
+            for name, streaming in ((chat.name, {}), (f"{chat.name}, streamed", STREAM)):
+                self.kinds[name] = [kind for kind, is_so in zip(KINDS, (chat.tools, streaming), strict=True) if is_so]
+                self._judge(chat, name, streaming)
 
     def _judge(self, chat: Chat, name: str, streaming: Fields) -> None:
         self._name = name
@@ -172,17 +177,21 @@ class Chats:
             with contextlib.suppress(HttpError):
                 given[url] = self._target.client.post(url, body).get(field)
         given["usage"] = value_at(response, ("usage", "prompt_tokens"))
+        is_seen = False
         for source, value in given.items():
             got = chat.tokenizer.encode(value) if isinstance(value, str) else value  # perhaps without its BOS
             right: Any = len(chat.ids) if source == "usage" else chat.ids
             if got and isinstance(got, type(right)):
                 self.sources.add(f"prompts by {source}")
-                if got != right:
+                if got != right and source == "usage" and is_seen:
+                    self._found("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
+                elif got != right:
                     same = (words for words, ids in chat.wrong_prompts() if got in (ids, len(ids)))
                     words = f"prompt: {next(same, 'not what the template gives')}, by {source}"
                     count = got if source == "usage" else len(got)
                     self._found("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
                     return False
+                is_seen = True
         return True
 
     def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool) -> None:
@@ -200,7 +209,11 @@ class Chats:
         choice = response["choices"][0]
         content, thought = choice["message"].get("content") or "", expected.reasoning or ""
         reasoning = choice["message"].get("reasoning_content") or choice["message"].get("reasoning") or ""
-        calls = [self._call(each["function"]) for each in choice["message"].get("tool_calls") or ()]
+        called = choice["message"].get("tool_calls") or ()
+        calls = [self._call(each["function"]) for each in called]
+        names = [each.get("id") for each in called]
+        if len({name for name in names if isinstance(name, str) and name}) < len(names):
+            self._found("tool_calls", "calls without an id of their own", got=names)
         leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]
         if leaked:
             kind, words = ("thinking", "thinking kept") if leaked[0] == THINK else ("markup", "markup leaked")
@@ -220,16 +233,26 @@ class Chats:
         name, arguments = function["name"], function["arguments"]
         with contextlib.suppress(TypeError, ValueError):
             return [name, json.loads(arguments)]
-        words = "arguments as text that is no JSON" if isinstance(arguments, str) else "arguments not as text of JSON"
-        self._found("arguments", words, expected=json.dumps(arguments), got=arguments)
+        if isinstance(arguments, str):
+            words = "arguments as text that is no JSON, or pieces without their call's index"
+            self._found("arguments", words, got=arguments)
+        else:
+            self._found("arguments", "arguments not as text of JSON", expected=json.dumps(arguments), got=arguments)
         return [name, arguments]
 
 
 def report_of(chats: Chats, format_name: str) -> Report:
-    is_open = bool(chats.unsure) or not chats.judged
+    answered = {kind for name in chats.judged for kind in chats.kinds[name]}
+    unanswered: dict[str, Finding] = {}
+    for name, why in chats.refused.items():
+        for kind in chats.kinds[name]:
+            if kind not in answered and kind not in unanswered:
+                words = f"every request of this kind was refused: {why}"
+                unanswered[kind] = Finding("refused", f"{kind}: {words}", name, {"chats": list(chats.refused)})
+    is_open = bool(chats.unsure or unanswered or not chats.judged)
     verdict = Verdict.BUG if chats.findings else Verdict.INCONCLUSIVE if is_open else Verdict.EXACT
     sources = f"{plural(len(chats.judged), 'response')}: {'; '.join(sorted(chats.sources))}"
-    found = [*chats.findings.values(), *chats.unsure.values()]
+    found = [*chats.findings.values(), *chats.unsure.values(), *unanswered.values()]
     wrong = {name: each.words for each in chats.findings.values() for name in each.evidence["chats"]}
     unsure = {name: each.words for each in chats.unsure.values() for name in each.evidence["chats"]} | chats.refused
     seen = {
@@ -247,7 +270,7 @@ def report_of(chats: Chats, format_name: str) -> Report:
         facts={"engine": chats.engine, "format": format_name, "compared": sources},
         not_tested=[
             *(f"{name}: {why}" for name, why in chats.refused.items()),
-            *(f"{words}: no reply of this model has one" for words in seen if not seen[words]),
+            *(f"{words}: no reply of this model has one" for words in seen if not (seen[words] or unanswered)),
             "blanks at the ends of content and reasoning, which are disputed",
         ],
         figures={"judged": chats.judged, "refused": chats.refused, "wrong": wrong},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+from typing import Any
 
 import pytest
 import second_reading
 
+from lfm2np.checkpoint.text.replies import Message, render_reply
 from lfm2np.checkpoint.text.tool_calls import ToolCall, read_calls, write_calls
+from lfm2np.errors import RequestError
 
 NAMES = (
     "f",
@@ -218,3 +222,28 @@ def test_what_is_no_list_is_refused_in_one_line(text: str):
     with pytest.raises(ValueError, match=r"\S") as refused:
         read_calls(text)
     assert "\n" not in str(refused.value) and 5 < len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        "x",
+        {"role": "assistant", "content": "x"},
+        Message(content=None),  # type: ignore[arg-type]
+        *(
+            Message(tool_calls=(call,))
+            for call in (
+                ToolCall("f(", {}),
+                ToolCall("f", {"a": math.nan}),
+                ToolCall("f", {"a": {1, 2}}),
+                ToolCall("f", {"a": 10**5000}),
+                ToolCall("f", {"a": "\ud800"}),
+                ToolCall("f", '{"a": 1}'),  # type: ignore[arg-type]
+            )
+        ),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(message: Any) -> None:
+    with pytest.raises(RequestError, match=r"message: |tool_calls: "):
+        render_reply(message)

@@ -18,6 +18,7 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.serve import answers, app, jobs
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.oracle import chats
+from lfm2np.oracle.engines.http_client import HttpClient
 
 pytestmark = pytest.mark.rounding  # formats are emulated
 FIXTURE = chat_fixture()
@@ -98,6 +99,11 @@ def with_thoughts(choice: dict[str, Any], answer: Any, ids: Any) -> None:
         choice["delta"]["content"] = f"<think>{thought}</think>{choice['delta']['content']}"
 
 
+def without_call_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        del call["id"]
+
+
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
 
@@ -150,6 +156,18 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "prompt: past thinking is kept",
         {"past-thinking", "past-thinking, streamed"},
     ),
+    "system dropped": (
+        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages[-1:], **options)),
+        ("plain", "system"),
+        "prompt: the system message is missing",
+        {"system", "system, streamed"},
+    ),
+    "calls without ids": (
+        of_pieces(without_call_ids),
+        ("plain", "two-calls"),
+        "calls without an id of their own",
+        {"two-calls", "two-calls, streamed"},
+    ),
     "thinking kept in content": (
         of_pieces(with_thoughts),
         ("plain", "thinking"),
@@ -177,7 +195,7 @@ def test_a_planted_fault_is_named(
     report = checked(served, capsys, *names, code=1)
     (finding,) = [each for each in report["findings"] if each["words"].startswith(words)]
     assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == where
-    assert finding["evidence"]["expected"] != finding["evidence"]["got"]
+    assert finding["evidence"].get("expected") != finding["evidence"]["got"]
 
 
 def without_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
@@ -234,8 +252,52 @@ def test_an_error_of_the_server_is_wrong_and_a_refusal_is_not_tested(
     assert set(report["figures"]["judged"]) == {"plain", "plain, streamed", "two-calls", "two-calls, streamed"}
 
 
+def test_a_count_of_the_prompt_that_is_off_is_no_wrong_prompt(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = answers.Chats.usage
+
+    def one_more(self: Any, *outputs: Any) -> Any:
+        usage = counted(self, *outputs)
+        return {**usage, "prompt_tokens": usage["prompt_tokens"] + 1}
+
+    monkeypatch.setattr(answers.Chats, "usage", one_more)
+    report = checked(served, capsys, "plain", code=1)
+    assert [finding["kind"] for finding in report["findings"]] == ["usage"]
+
+
+@pytest.mark.parametrize("events", [[], [{"choices": []}]])
+def test_streams_without_a_reply_are_wrong(
+    events: list[Any], served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpClient, "post_and_leave", lambda *_: events)
+    report = checked(served, capsys, "plain", code=1)
+    assert [(finding["kind"], finding["where"]) for finding in report["findings"]] == [("error", "plain, streamed")]
+
+
+@pytest.mark.parametrize("of_streams", [False, True])
+def test_there_is_no_verdict_where_all_streams_or_all_requests_with_tools_are_refused(
+    of_streams: bool, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = jobs.chat_ids
+
+    def refusing(model: Any, messages: Any, body: Any) -> Any:
+        if body.stream if of_streams else body.tools:
+            raise lfm2np.RequestError("not here")
+        return make(model, messages, body)
+
+    monkeypatch.setattr(jobs, "chat_ids", refusing)
+    report = checked(served, capsys, "plain", "tools", code=2)
+    (finding,) = report["findings"]
+    kind = "streams" if of_streams else "tools"
+    assert finding["words"].startswith(f"{kind}: every request of this kind was refused") and "not here" in str(finding)
+    assert report["verdict"] == "INCONCLUSIVE"
+
+
 def test_it_needs_a_server_and_says_which_options_it_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "http://127.0.0.1:9", "--chat", "--model", str(FIXTURE)]) == 3
-    assert main(["check", "exec:cat", "--chat"]) == 3
-    assert main(["check", "http://127.0.0.1:9", "--chat", "--first"]) == 3
+    assert main(["check", "exec:cat", "--chat", "--model", str(FIXTURE)]) == 3
+    assert main(["check", "http://127.0.0.1:9", "--chat"]) == 3
+    assert "--model" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["check", "http://127.0.0.1:9", "--chat", "--model", str(FIXTURE), "--first"]) == 3
     assert "--first" in capsys.readouterr().err.splitlines()[-1]

@@ -65,7 +65,12 @@ def parse_reply(
 
 
 def render_reply(message: Message) -> str:
-    """The message as LFM2.5's templates write it into the history, without header and <|im_end|>."""
+    """The message as LFM2.5's templates write it into the history, without header and <|im_end|>.
+
+    RequestError for what is no Message, or has calls that could not be read again.
+    """
+    if not isinstance(message, Message) or not isinstance(message.content, str):
+        raise RequestError(f"message: {type(message).__name__}, expected a Message with text, as of parse_reply")
     reasoning = "" if message.reasoning is None else f"{THINK}{message.reasoning}{END_THINK}"
     calls = f"{CALLS}{write_calls(message.tool_calls)}{END_CALLS}" if message.tool_calls else ""
     return reasoning + message.content + calls
@@ -86,6 +91,8 @@ class ReplyStream:
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, in_reasoning: bool = False, calls: bool = True) -> None:
+        if not isinstance(tokenizer, Tokenizer | None):
+            raise RequestError(f"tokenizer: {show(tokenizer)}, expected a model's tokenizer, or None")
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         spelled = tokenizer is None or len(tokenizer.encode_more(END_THINK)) > 1  # no token of its own

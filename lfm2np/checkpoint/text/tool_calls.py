@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lfm2np.errors import RequestError
+
 MAX_DEPTH = 64  # brackets within brackets; schemas of tools in use have fewer than ten
 CONSTANTS = {"True": "True", "true": "True", "False": "False", "false": "False", "None": "None", "null": "None"}
 SPACE = " \t\r\n\f"
@@ -51,9 +53,18 @@ def read_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def write_calls(calls: Sequence[ToolCall]) -> str:
-    """The list as LFM2.5's templates write it into the history: strings in single quotes, containers as JSON."""
-    listed = [", ".join(f"{name}={_literal(value)}" for name, value in call.arguments.items()) for call in calls]
-    return f"[{', '.join(f'{call.name}({arguments})' for call, arguments in zip(calls, listed, strict=True))}]"
+    """The list as LFM2.5's templates write it into the history: strings in single quotes, containers as JSON.
+
+    RequestError for calls that could not be read again: of another name, or with values that JSON has not.
+    """
+    try:
+        listed = [", ".join(f"{name}={_literal(value)}" for name, value in call.arguments.items()) for call in calls]
+        text = f"[{', '.join(f'{call.name}({arguments})' for call, arguments in zip(calls, listed, strict=True))}]"
+        if read_calls(text) == tuple(calls):
+            return text
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        pass
+    raise RequestError("tool_calls: expected names of functions, and arguments by name with values of JSON")
 
 
 def _literal(value: Any) -> str:

@@ -92,6 +92,8 @@ def run(arguments: argparse.Namespace) -> None:
     require_at_least(arguments, at_once=1)
     require_times(arguments, "timeout")
     require_count("--seed", arguments.seed, 0, 2**63)
+    if arguments.chat and arguments.model is None:
+        raise RequestError("--chat: expected --model, the checkpoint that the server has, with its chat template")
     model = load_model(arguments)
     if arguments.chat:
         with contextlib.closing(target_of(arguments, model)) as target, progress_bar("chats") as shown:
