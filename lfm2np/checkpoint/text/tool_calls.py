@@ -60,7 +60,7 @@ def write_calls(calls: Sequence[ToolCall]) -> str:
     try:
         listed = [", ".join(f"{name}={_literal(value)}" for name, value in call.arguments.items()) for call in calls]
         text = f"[{', '.join(f'{call.name}({arguments})' for call, arguments in zip(calls, listed, strict=True))}]"
-        if read_calls(text) == tuple(calls):
+        if not calls or read_calls(text) == tuple(calls):
             return text
     except (AttributeError, TypeError, ValueError, RecursionError):
         pass
