@@ -138,12 +138,12 @@ class Chats:
             if not isinstance(problem, BadReply) or (problem.status or 500) < 500:
                 self.refused[name] = str(problem)
                 return
-            self._found("error", str(problem))
+            self._report("error", str(problem))
         except (RequestError, *OTHER) as problem:
-            self._found("error", f"a response of another form: {type(problem).__name__}: {problem}")
+            self._report("error", f"a response of another form: {type(problem).__name__}: {problem}")
         self.judged.append(name)
 
-    def _found(self, kind: str, words: str, is_sure: bool = True, **evidence: Any) -> None:
+    def _report(self, kind: str, words: str, is_sure: bool = True, **evidence: Any) -> None:
         values = "".join(f"; {name} {show(value)}" for name, value in evidence.items())
         new = Finding(kind, f"{words}{values}", self._name, {**evidence, "chats": []})
         (self.findings if is_sure else self.unsure).setdefault(words, new).evidence["chats"].append(self._name)
@@ -184,12 +184,12 @@ class Chats:
             if got and isinstance(got, type(right)):
                 self.sources.add(f"prompts by {source}")
                 if got != right and source == "usage" and is_seen:
-                    self._found("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
+                    self._report("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
                 elif got != right:
                     same = (words for words, ids in chat.wrong_prompts() if got in (ids, len(ids)))
                     words = f"prompt: {next(same, 'not what the template gives')}, by {source}"
                     count = got if source == "usage" else len(got)
-                    self._found("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
+                    self._report("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
                     return False
                 is_seen = True
         return True
@@ -201,7 +201,7 @@ class Chats:
         self.sources.add("replies by their own ids" if has_ids else "replies by the reference's")
         if has_ids and is_prompt_right and any(each.is_wrong for each in chat.positions(ids)):
             words = "reply: other tokens than the model's (without --chat: why)"
-            self._found("tokens", words, expected=chat.reference[0], got=ids)
+            self._report("tokens", words, expected=chat.reference[0], got=ids)
         reply, is_sure = (ids, True) if has_ids else chat.reference
         expected, reason = chat.parsed(reply)
         self.expected.append(expected)
@@ -213,11 +213,11 @@ class Chats:
         calls = [self._call(each["function"]) for each in called]
         names = [each.get("id") for each in called]
         if len({name for name in names if isinstance(name, str) and name}) < len(names):
-            self._found("tool_calls", "calls without an id of their own", got=names)
+            self._report("tool_calls", "calls without an id of their own", got=names)
         leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]
         if leaked:
             kind, words = ("thinking", "thinking kept") if leaked[0] == THINK else ("markup", "markup leaked")
-            self._found(kind, f"{words} in content", is_read, expected=expected.content, got=content)
+            self._report(kind, f"{words} in content", is_read, expected=expected.content, got=content)
         rightly = [[call.name, dict(call.arguments)] for call in expected.tool_calls]
         for kind, right, got in (
             ("content", expected.content.strip(), expected.content.strip() if leaked else content.strip()),
@@ -226,7 +226,7 @@ class Chats:
             ("finish_reason", reason, choice.get("finish_reason")),
         ):
             if right != got and (has_ids or is_prompt_right):  # else it is not known what the model writes
-                self._found(kind, f"another {kind}", is_sure and is_read, expected=right, got=got)
+                self._report(kind, f"another {kind}", is_sure and is_read, expected=right, got=got)
 
     def _call(self, function: Fields) -> list[Any]:
         """Its name and arguments, whatever form these have."""
@@ -235,9 +235,9 @@ class Chats:
             return [name, json.loads(arguments)]
         if isinstance(arguments, str):
             words = "arguments as text that is no JSON, or pieces without their call's index"
-            self._found("arguments", words, got=arguments)
+            self._report("arguments", words, got=arguments)
         else:
-            self._found("arguments", "arguments not as text of JSON", expected=json.dumps(arguments), got=arguments)
+            self._report("arguments", "arguments not as text of JSON", expected=json.dumps(arguments), got=arguments)
         return [name, arguments]
 
 
@@ -252,7 +252,7 @@ def report_of(chats: Chats, format_name: str) -> Report:
     is_open = bool(chats.unsure or unanswered or not chats.judged)
     verdict = Verdict.BUG if chats.findings else Verdict.INCONCLUSIVE if is_open else Verdict.EXACT
     sources = f"{plural(len(chats.judged), 'response')}: {'; '.join(sorted(chats.sources))}"
-    found = [*chats.findings.values(), *chats.unsure.values(), *unanswered.values()]
+    reasons = [*chats.findings.values(), *chats.unsure.values(), *unanswered.values()]
     wrong = {name: each.words for each in chats.findings.values() for name in each.evidence["chats"]}
     unsure = {name: each.words for each in chats.unsure.values() for name in each.evidence["chats"]} | chats.refused
     seen = {
@@ -266,7 +266,7 @@ def report_of(chats: Chats, format_name: str) -> Report:
         verdict=str(verdict),
         exit_code=VERDICTS[verdict][0],
         means=VERDICTS[verdict][1],
-        findings=[replace(each, words=f"{each.words} ({len(each.evidence['chats'])} in all)") for each in found],
+        findings=[replace(each, words=f"{each.words} ({len(each.evidence['chats'])} in all)") for each in reasons],
         facts={"engine": chats.engine, "format": format_name, "compared": sources},
         not_tested=[
             *(f"{name}: {why}" for name, why in chats.refused.items()),

@@ -147,8 +147,8 @@ class Prediction:
     @staticmethod
     def mistakes(answer: Answer, name: str) -> Mapping[int, Any]:
         """Guesses of one kind; none where the run does not have it."""
-        found = answer.counts.get(name, {})
-        return {found: None} if isinstance(found, int) else found
+        counts = answer.counts.get(name, {})
+        return {counts: None} if isinstance(counts, int) else counts
 
 
 def read_number(text: str) -> int:
@@ -522,13 +522,13 @@ def read_lessons() -> dict[str, Lesson]:
     """By number. Line breaks at the ends of a text are no part of it."""
     lessons = {}
     for index, words in enumerate(stripped(WORDS["lesson"])):
-        number, predictions = str(index + 1), words.pop("prediction")
+        number, rows = str(index + 1), words.pop("prediction")
         start = settings_of(read_link(f"{words.pop('start')}&lesson={number}"))
-        made = [
+        predictions = [
             Prediction(**{"wrong": (), **each}, change=change, answer=answer)
-            for each, (change, answer) in zip(predictions, PREDICTIONS[index], strict=True)
+            for each, (change, answer) in zip(rows, PREDICTIONS[index], strict=True)
         ]
-        lessons[number] = Lesson(number, **words, start=start, predictions=made, judge=CHECKS[index])
+        lessons[number] = Lesson(number, **words, start=start, predictions=predictions, judge=CHECKS[index])
     return lessons
 
 

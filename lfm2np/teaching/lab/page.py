@@ -188,9 +188,9 @@ def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: J
 def exercise(number: int, prediction: Prediction, typed: Typed, outcome: Outcome | None, judged: Judged) -> Markup:
     """A form of its own, which sends the settings of this page again, and last the guess."""
     name = GUESSES[number - 1]
-    found = judged.get(name)
-    wrong = {name: str(found)} if isinstance(found, Unreadable) else {}
-    verdict = found if isinstance(found, Verdict) else None
+    outcome_of_guess = judged.get(name)
+    wrong = {name: str(outcome_of_guess)} if isinstance(outcome_of_guess, Unreadable) else {}
+    verdict = outcome_of_guess if isinstance(outcome_of_guess, Verdict) else None
     kind = "letters, or none" if prediction.is_of_requests else "a number"
     more: dict[str, object] = {
         "inputmode": None if prediction.is_of_requests else "numeric",

@@ -203,9 +203,8 @@ def settings_of(typed: Typed) -> Settings:
         problems[f"prompt-{index}"] = prompt_problem(prompt)
         for field, text in zip(OF_ROWS[1:], numbers, strict=True):
             problems[f"{field.name}-{index}"] = field.problem(text)
-    found = {name: text for name, text in problems.items() if text}
-    if found:
-        raise Problems(found)
+    if any(problems.values()):
+        raise Problems({name: text for name, text in problems.items() if text})
     requests = tuple(Asked(prompt, int(arrival), int(tokens)) for prompt, arrival, tokens in typed.rows)
     return Settings(requests, **{field.name: field.value(typed.values[field.name]) for field in given})  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ import pytest
 from served_here import model
 
 import lfm2np
+from lfm2np.oracle.agreement import text_fault
 from lfm2np.oracle.engines.records import (
     BROKEN,
     DEAD,
@@ -198,6 +199,14 @@ def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fie
 )
 def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
     assert finding() is None
+
+
+def test_a_leading_blank_that_is_lost_is_named_as_such() -> None:
+    tokenizer = model().tokenizer
+    ids = tuple(tokenizer.encode_more(" 5 5"))
+    whole, trimmed = (Answer(token_ids=ids, text=text) for text in (" 5 5", "5 5"))
+    assert text_fault(tokenizer, (EOS,), None, whole) is None
+    assert text_fault(tokenizer, (EOS,), None, trimmed) == "its text lacks the blank that its tokens begin with"
 
 
 @pytest.mark.parametrize(
