@@ -4,8 +4,8 @@ In exact arithmetic no choice here can change a bit: a piece is rows, and a row 
 
 The only threads that this library uses for arithmetic start here. NumPy releases the interpreter's lock during an
 operation, and getting it back may take longer than an operation on a few thousand numbers. So a thread's piece is
-large, and work that is too small for two pieces stays on the caller's thread. Matrix products are not cut into pieces,
-as BLAS has its own threads; only those of attention that BLAS leaves to one core are.
+large, and work that is too small for two pieces stays on the caller's thread. Of matrix products only those are cut
+into pieces that BLAS leaves to one core: of attention, and of tiles.
 """
 
 from __future__ import annotations

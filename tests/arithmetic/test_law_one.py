@@ -28,7 +28,8 @@ FILES = (
 )
 ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations
 PRODUCTS = {  # functions that multiply matrices: a call is as much of an operation as `@`
-    *("product", "by_vectors", "turned_round", "join_scores", "stacked_scores", "weighted_values", "rounded_product"),
+    *("product", "by_tiles", "by_vectors", "turned_round", "rounded_product"),
+    *("join_scores", "stacked_scores", "weighted_values"),
 }
 
 EVERYWHERE = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.arithmetic import NAMES, exact, numerics_named
 from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.arithmetic.matrix import Matrix, Weights
-from lfm2np.arithmetic.products.product import FEW, MANY, by_vectors, product, turned_round
+from lfm2np.arithmetic.products.product import FEW, MANY, TILE, by_tiles, by_vectors, product, turned_round
 
 KINDS = ("bfloat16", "float32", "quantised")
 ROWS = sorted({0, 1, 2, FEW, FEW + 1, MANY, MANY + 1})
@@ -30,6 +30,19 @@ def test_every_way_gives_the_sum_of_integers(rows: int, shape: tuple[int, int]) 
     for dtype in (np.float64, np.float32):
         assert np.array_equal(product(x.astype(dtype), (weights // 64).astype(dtype)), x @ (weights // 64).T)
     assert np.array_equal(product(x.astype(np.float64), weights.astype(np.float64)), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("inputs", [1, 40, 1000, 4608])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tiles_are_all_used(rows: int, inputs: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfm2np.arithmetic.pieces.THREADS", threads)
+    rng = np.random.default_rng(rows)
+    x, weights = rng.integers(-9, 9, (rows, inputs)), rng.integers(-9, 9, (5 * TILE, inputs + 2))
+    for dtype in (np.float64, np.float32):  # some of a wider matrix's inputs, too, as emulated engines take them
+        output = by_tiles(x.astype(dtype), weights.astype(dtype)[:, 1:-1])
+        assert output.dtype == dtype and output.flags.c_contiguous
+        assert np.array_equal(output, x @ weights[:, 1:-1].T)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, FEW])

@@ -21,7 +21,7 @@ from operands import StartsWithTheFirstProduct, adversarial, float32_of, integer
 import lfm2np
 from lfm2np.arithmetic import attention, exact, exact_attention, grids, matrix, pieces, weight_grids
 from lfm2np.arithmetic.ieee import round_to_bfloat16
-from lfm2np.arithmetic.products import product
+from lfm2np.arithmetic.products import blas, product
 from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture, read_model
 from lfm2np.engine.digest import digest, digest_prompt
 from lfm2np.errors import NumericsError
@@ -34,7 +34,14 @@ UNLIKE = ("all_attention", "all_convolution", "biased_two_taps", "magnitudes", "
 SMALL = {  # sizes so small that drawn operands take every way, are cut into pieces, and give two threads work
     pieces: {"THREADS": 2, "LEAST_PIECE": 8, "THREAD_PIECE": 16, "SMALL_PIECE": 32, "PIECE": 40},
     attention: {"SCORES": 8 * 50, "SMALL_PRODUCT": 40},
-    product: {"WEIGHTS_AT_ONCE": 90, "OUTPUTS_AT_ONCE": 7},
+    product: {
+        "WEIGHTS_AT_ONCE": 90,
+        "OUTPUTS_AT_ONCE": 7,
+        "IN_PLACE": (blas.blas_kernel(),),
+        "TILED_WEIGHTS": 1,
+        "TILE": 3,
+        "TILE_PRODUCTS": 60,
+    },
     matrix: {"STREAMED": 200},
     weight_grids: {"PREPARED": 60},
     exact: {"PRODUCTS": 50},
@@ -49,7 +56,7 @@ def make_small(patch: pytest.MonkeyPatch, is_drawn: bool) -> None:
     """
     for module, sizes in SMALL.items():
         for name, size in sizes.items():
-            if is_drawn or name in ("THREADS", "LEAST_PIECE", "THREAD_PIECE"):
+            if is_drawn or name in ("THREADS", "LEAST_PIECE", "THREAD_PIECE", "IN_PLACE"):
                 patch.setattr(module, name, size)
     empty = np.empty
 
@@ -145,7 +152,7 @@ def test_weights_that_sum_to_about_a_power_of_two(more, inputs):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
+    ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (8, 640, 1153), (40, 700, 1153), (100, 96, 4608)]
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_large_products(tokens, outputs, inputs, form):

@@ -69,6 +69,7 @@ def agreed(groups: Float64) -> Float64:
 WAYS: tuple[tuple[str, Product, tuple[tuple[int, int, int], ...]], ...] = (
     ("matrix by vector", product, ((1, 512, 96), (1, 1100, 700), (5, 512, 96))),
     ("matrix by matrix", product, ((8, 64, 16), (64, 512, 64), (130, 600, 70))),
+    ("matrix by matrix, large and few rows", product, ((8, 1024, 512),)),
     ("scores of attention", scores, ((1, 64, 40), (12, 64, 200))),
     ("values of attention", values, ((1, 300, 64), (12, 500, 64))),
 )

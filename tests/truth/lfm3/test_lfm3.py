@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,14 +197,3 @@ def test_attention_in_a_window_sees_the_last_positions_only(tokens: int, before:
 def test_the_digest_is_the_same_on_every_machine():
     """Under Haswell's, Prescott's, SkylakeX's and Zen's kernels, on one thread and two."""
     assert loaded(MODELS["wide"]).digest() == "2c5f3c450b66d0e0c03824b1a48a3e759fd933442a4a104abaff56848394ac14"
-
-
-@pytest.mark.slow
-def test_the_property_suite_passes_on_an_lfm3(tmp_path: Path):
-    """All that the engine does, on a checkpoint with a window, a gate, seven taps and biases."""
-    tiny = TinyModel(lfm3=True, layers="cSAcS", heads=4, kv_heads=2, head_dim=8, window=5, taps=7, attention_bias=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
-    options = ["--model", str(checkpoint(tiny)), "--profile", "quick"]
-    ended = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout
-    assert re.search(r"2\d passed", ended.stdout)
