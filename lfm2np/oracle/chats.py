@@ -22,9 +22,10 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.oracle.engines.dialects.dialect import OTHER, value_at
 from lfm2np.oracle.engines.dialects.openai import model_field
-from lfm2np.oracle.engines.http_client import BadReply, HttpError
+from lfm2np.oracle.engines.http_client import BadReply, HttpError, TimedOut
 from lfm2np.oracle.engines.http_target import HttpTarget, stream_error
 from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
@@ -134,6 +135,11 @@ class Chats:
         try:
             response = self._response(chat, streaming)
             self._compare(chat, response, self._is_right(chat, response, bool(streaming)))
+        except TimedOut as problem:
+            if not self.judged:  # nor would it the other chats
+                raise TargetError(f"{self._name}: {problem}") from None
+            self.refused[name] = str(problem)
+            return
         except (HttpError, TokenizerError) as problem:  # the template may not take such a chat
             if not isinstance(problem, BadReply) or (problem.status or 500) < 500:
                 self.refused[name] = str(problem)

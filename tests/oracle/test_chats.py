@@ -18,7 +18,7 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.serve import answers, app, jobs
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.oracle import chats
-from lfm2np.oracle.engines.http_client import HttpClient
+from lfm2np.oracle.engines.http_client import HttpClient, TimedOut
 
 pytestmark = pytest.mark.rounding  # formats are emulated
 FIXTURE = chat_fixture()
@@ -273,6 +273,24 @@ def test_streams_without_a_reply_are_wrong(
     monkeypatch.setattr(HttpClient, "post_and_leave", lambda *_: events)
     report = checked(served, capsys, "plain", code=1)
     assert [(finding["kind"], finding["where"]) for finding in report["findings"]] == [("error", "plain, streamed")]
+
+
+def test_a_server_that_hangs_is_asked_once(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def post(self: HttpClient, path: str, body: dict[str, Any], *_: Any) -> dict[str, Any]:
+        if body.get("max_tokens") != chats.MAX_TOKENS:  # to find out what it is
+            return whole(self, path, body)
+        asked.append(path)
+        raise TimedOut("no complete answer within 120 s")
+
+    whole = HttpClient.post
+    monkeypatch.setattr(HttpClient, "post", post)
+    assert main(["check", f"http://127.0.0.1:{served.port}", "--chat", "--model", str(FIXTURE)]) == 3
+    assert "plain: no complete answer within 120 s" in capsys.readouterr().err
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("of_streams", [False, True])

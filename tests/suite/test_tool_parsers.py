@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from lfm2np.checkpoint.text import replies, tool_calls
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.runner import profile
 from lfm2np.suite.test_tool_parsers import CHATS, TOLD
 from lfm2np.suite.tool_parsers.parsers import tokenizer
-from lfm2np.suite.tool_parsers.properties import PROPERTIES, check_case, cuts
+from lfm2np.suite.tool_parsers.properties import PROPERTIES, Reply, check_blanks, check_case, check_whole, cuts
 from lfm2np.suite.tool_parsers.properties import replies as drawn_replies
 
 TOP = Path(__file__).parent.parent.parent
@@ -226,6 +229,27 @@ def test_the_reference_passes_the_cases() -> None:
     for factory in faulty("Nothing is evaluated.", "Nothing is evaluated."):
         for _, case in TOLD.values():
             check_case(factory, case)
+
+
+def returning(whole: Any, deltas: Any) -> Any:
+    parser = SimpleNamespace(whole=lambda text, ids: whole, feed=lambda text, ids: deltas, finish=lambda: ())
+    return lambda tools: parser
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        (returning(None, ()), "a delta None, expected a dict"),
+        (returning({"tool_calls": [{"name": "f", "arguments": {"a": 1}}]}, ()), "arguments of 'f': {'a': 1}, expected"),
+        (returning({"content": "Hi."}, None), "feed returned None, expected an iterable of dicts"),
+        (returning({"content": "Hi."}, {"content": "Hi."}), "feed returned {'content': 'Hi.'}, expected an iterable"),
+    ],
+)
+def test_a_parser_of_another_form_is_told_what_is_expected(factory: Any, told: str) -> None:
+    reply = Reply("Hi.", (), in_python=True)
+    with pytest.raises(Violation, match=re.escape(told)):
+        check_whole(factory, reply, [])
+        check_blanks(factory, reply, [])
 
 
 @pytest.mark.slow

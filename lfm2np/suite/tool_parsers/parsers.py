@@ -48,6 +48,8 @@ class Seen:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
+        if not isinstance(delta, Mapping):
+            raise Violation(f"a delta {delta!r}, expected a dict with content, reasoning or tool_calls")
         self.content += delta.get("content") or ""
         self.reasoning += delta.get("reasoning") or ""
         for call in delta.get("tool_calls") or ():
@@ -57,7 +59,10 @@ class Seen:
                 self.require_json(self.calls[:-1])
             elif not 0 <= index < len(self.calls) or name not in (None, "", self.calls[index][0]):
                 raise Violation(f"a delta of call {index}, {name!r}, after {self.calls}")
-            self.calls[index] = (self.calls[index][0], self.calls[index][1] + (call.get("arguments") or ""))
+            arguments = call.get("arguments") or ""
+            if not isinstance(arguments, str):
+                raise Violation(f"arguments of {self.calls[index][0]!r}: {arguments!r}, expected JSON as text")
+            self.calls[index] = (self.calls[index][0], self.calls[index][1] + arguments)
 
     def require_json(self, calls: list[tuple[str, str]]) -> None:
         for name, arguments in calls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from lfm2np.checkpoint.text.replies import CALLS, END_CALLS, ENDS
 from lfm2np.checkpoint.text.tool_calls import ToolCall, write_calls
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.runner import profile
-from lfm2np.suite.tool_parsers.parsers import Factory, Seen, pieces_of, tokenizer
+from lfm2np.suite.tool_parsers.parsers import Delta, Factory, Seen, pieces_of, tokenizer
 
 NAMES, PARAMETERS = ("f", "get_weather", "Calendar.create_event"), ("a", "city", "from")
 
@@ -88,12 +88,18 @@ def streamed(factory: Factory, *replies: Pieces, tools: list[dict[str, Any]] = T
     parsers = [(factory(tools), Seen()) for _ in replies]
     for turn in itertools.zip_longest(*replies):
         for (parser, seen), piece in zip(parsers, turn, strict=True):
-            for delta in parser.feed(*piece) if piece is not None else ():
+            for delta in deltas("feed", parser.feed(*piece)) if piece is not None else ():
                 seen.add(delta)
     for parser, seen in parsers:
-        for delta in parser.finish():
+        for delta in deltas("finish", parser.finish()):
             seen.add(delta)
     return [seen for _, seen in parsers]
+
+
+def deltas(method: str, returned: Any) -> Iterable[Delta]:
+    if not isinstance(returned, Iterable) or isinstance(returned, Mapping | str):
+        raise Violation(f"{method} returned {returned!r}, expected an iterable of dicts")
+    return returned
 
 
 def equal(got: Any, expected: Any, pieces: Pieces) -> None:
