@@ -67,4 +67,4 @@ def add_lab(commands: Commands) -> None:
     add(parser, "--no-browser", "only print the address")
     static = "write a folder that computes in the visitor's browser and needs no server but a static one"
     add(parser, "--static DIR", static)
-    add(parser, "--pyodide PATH", "folder or archive of Pyodide's release, for --static (pip brings its files, once)")
+    add(parser, "--pyodide PATH", "folder or archive of Pyodide's release, for --static (else downloaded, once)")
