@@ -1,12 +1,13 @@
 """Cache groups: the layers that see equally far share a pool of blocks, and each request has a table in each group.
 
-Full attention is the group without a window. In one with a window W the row of position p sees positions p-W+1 to p, so
-of a request that has computed n tokens, the blocks that end before position n-W+1 are given back while it runs: it
-holds blocks for its window and one step, whatever its length. A policy that reserves takes the whole length at first,
-and gives it back in the same way. The rules are the same for every group: without a window nothing gets out of sight.
+There are at most two. Full attention is the group without a window. In the one with a window W the row of position p
+sees positions p-W+1 to p, so of a request that has computed n tokens, the blocks that end before position n-W+1 are
+given back while it runs: it holds blocks for its window and one step, whatever its length. A policy that reserves takes
+the whole length at first, and gives it back in the same way. The rules are the same for both: without a window nothing
+gets out of sight.
 
 Why a pool and not a ring of W+step places for each slot: a block can be shared, published and found again. vLLM has
-such groups, too (kv_cache_coordinator.py, FullAttentionManager and SlidingWindowManager).
+such groups, too (FullAttentionManager and SlidingWindowManager).
 
 All tables of a request are equally long: position p lies in table[p // P] of each. FREED stands where no later row
 looks.
@@ -33,7 +34,7 @@ class Group:
         self.pool = BlockPool(num_blocks)
         self.watermark = int(config.watermark * num_blocks)  # blocks that an admission leaves free
         self.evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest keys, at most one a block
-        self.copy: MoveKind = "copy_block" if window is None else "copy_window_block"
+        self.copy_kind: MoveKind = "copy_block" if window is None else "copy_window_block"
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -43,10 +44,6 @@ class Group:
     def first_seen(self, num_computed: int) -> int:
         """The first block that a row from position `num_computed` on can see."""
         return 0 if self.window is None else max(0, num_computed - self.window + 1) // self.block_size
-
-    def span(self, start: int, stop: int) -> int:
-        """Blocks that rows from `start` to `stop` - 1 see or are written to."""
-        return self.blocks_for(stop) - self.first_seen(start)
 
     def longest_span(self, num_tokens: int, step: int) -> int:
         """The most blocks that a request of that many tokens sees in any step of at most `step` tokens."""
@@ -71,12 +68,12 @@ class Group:
     def hit(self, keys: Sequence[bytes]) -> tuple[int, ...]:
         """The table of a hit that is `usable`, not yet shared."""
         first = self.first_seen(len(keys) * self.block_size)
-        return (FREED,) * min(first, len(keys)) + tuple(self.pool.block_of[key] for key in keys[first:])
+        return (FREED,) * first + tuple(self.pool.block_of[key] for key in keys[first:])
 
     def publish(self, request: Request, first: int, keys: Sequence[bytes]) -> None:
         """After the write: the blocks from number `first` on, which became full."""
         for block, key in zip(request.tables[self.index][first:], keys, strict=False):
-            if self.pool.key_of[block] is None and self.pool.publish(block, key):
+            if self.pool.publish(block, key):
                 self.evicted.pop(key, None)
 
     # --- admission and growth
@@ -100,7 +97,7 @@ class Group:
         if self.is_shared(request):
             table, place = list(request.tables[self.index]), request.num_computed_tokens // self.block_size
             (copy,) = self.allocate(1)
-            moves.append(Move(self.copy, table[place], copy))
+            moves.append(Move(self.copy_kind, table[place], copy))
             self.pool.release(table[place])
             table[place] = copy
             request.tables[self.index] = tuple(table)
@@ -118,7 +115,7 @@ class Group:
         return max(0, self.blocks_for(stop) - len(request.tables[self.index]))
 
     def is_shared(self, request: Request) -> bool:
-        """Whether the block of the next token is another's, too."""
+        """Whether the block of the next token is there, and another's, too."""
         place = request.num_computed_tokens // self.block_size
         return any(map(self.pool.is_shared, request.tables[self.index][place : place + 1]))
 

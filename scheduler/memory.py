@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.config import SchedulerConfig
-from scheduler.groups import groups_of, held
+from scheduler.groups import groups_of
 from scheduler.plan import Move
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import Request
@@ -38,17 +38,15 @@ class Memory:
     ) -> bool:
         """A slot, and blocks for the tokens before `stop`, behind a prefix hit under these keys; a move brings its
         state to where it starts. False, and no change, if blocks are too few."""
-        start = len(keys) * self.block_size
-        stop = request.most_computed_tokens if self.reserves else stop
+        num_blocks = self.blocks_for(request.most_computed_tokens if self.reserves else stop)
         hits = [group.hit(keys) for group in self.groups]
         for group, hit in zip(self.groups, hits, strict=True):
-            needed = group.span(start, stop) - len(held(hit))
-            if not group.has_room(hit, needed, group.watermark if above_watermark else 0):
+            if not group.has_room(hit, num_blocks - len(keys), group.watermark if above_watermark else 0):
                 return False
         request.slot = self.free_slots.pop()
         for group, hit in zip(self.groups, hits, strict=True):
-            group.enter(request, hit, self.blocks_for(stop))
-        request.most_blocks = max(request.most_blocks, self.blocks_for(stop))
+            group.enter(request, hit, num_blocks)
+        request.most_blocks = max(request.most_blocks, num_blocks)
         request.num_computed_tokens = len(keys) * self.block_size
         request.num_cached_tokens += request.num_computed_tokens
         if keys:

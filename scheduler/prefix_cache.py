@@ -5,7 +5,8 @@ mean equal tokens from position 0 on. A block carries its keys and values AND th
 token; both are published under one key, after they were written, and evicted together. So the longest prefix whose
 attention blocks exist is, by construction, the longest whose convolution-state checkpoint exists: a hit on one without
 the other (vLLM issues 43090, 47861, 53912) can't be expressed. Windowed layers have blocks of their own under the same
-keys; a hit ends where they still have all that its next row sees (groups.py).
+keys; a hit ends where they still have all that its next row sees (groups.py), which is mostly all of it or nothing, as
+what is out of sight is given back first.
 """
 
 from __future__ import annotations
@@ -57,10 +58,8 @@ class PrefixCache:
         if most == 0:
             return [], "too short"
         keys, full = self.keys(request, most), self.groups[0]
-        num_cached = usable = full.usable(keys)
-        # A shorter hit may see what a longer one does not, so windowed groups are asked until all agree.
-        while (shorter := min(group.usable(keys[:usable]) for group in self.groups)) < usable:
-            usable = shorter
+        num_cached = full.usable(keys)
+        usable = min(group.usable(keys[:num_cached]) for group in self.groups)
         if usable < num_cached:
             return keys[:usable], "window"
         if num_cached == most:

@@ -82,10 +82,6 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[len(self.prompt_token_ids) :]
-
-    @property
     def most_computed_tokens(self) -> int:
         """Positions that will ever be computed: the last token needs no place in the cache."""
         return len(self.prompt_token_ids) + self.max_tokens - 1

@@ -36,7 +36,7 @@ class Scheduler:
         self._arrivals = 0
         self._pending: list[Move] = []  # of forks: done before the next step
         self.in_flight: BatchPlan | None = None  # the plan between schedule() and update()
-        self._in_flight: frozenset[str] = frozenset()  # its requests
+        self._computing: frozenset[str] = frozenset()  # its requests
 
     # --- requests come and go
 
@@ -107,8 +107,8 @@ class Scheduler:
             raise PlanError(f"{call} while step {self.in_flight.step} is in flight: call update() first")
 
     def _finish(self, request: Request) -> None:
-        """Releases everything, or leaves that to update() while the request is in flight."""
-        if request.request_id not in self._in_flight:
+        """Releases everything; while the request is computed only notes that it has ended: update() does the rest."""
+        if request.request_id not in self._computing:
             self.queues.remove(request)
             for fork in request.forks:  # they lose the one that would have computed their prompt
                 if not fork.is_finished:
@@ -125,7 +125,7 @@ class Scheduler:
         step = Step(self.queues, self.config, self._pending)
         self._pending = []
         self.policy.plan(step)
-        self.in_flight, self._in_flight = step.plan(self.step), frozenset(step.scheduled)
+        self.in_flight, self._computing = step.plan(self.step), frozenset(step.scheduled)
         return self.in_flight
 
     def add_drafts(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> BatchPlan:
@@ -168,7 +168,7 @@ class Scheduler:
             raise PlanError(f"update() for step {plan.step}, which is not in flight")
         require_answers(plan, self.requests, tokens, errors)
         self._roll_back(plan, tokens)
-        self.in_flight, self._in_flight = None, frozenset()
+        self.in_flight, self._computing = None, frozenset()
         self.step += 1
         finished = [self.requests[name] for name in errors if name in self.requests]
         finished = [request for request in finished if not request.is_finished]

@@ -38,11 +38,6 @@ class Cache:
     states: Array  # [S, convolution layers, L-1, D]
     checkpoints: Array  # [N, convolution layers, L-1, D]; [0, ...] without prefix caching
 
-    @property
-    def nbytes(self) -> int:
-        arrays = [self.states, self.checkpoints, *(array for layer in self.blocks for array in layer)]
-        return sum(array.nbytes for array in arrays)
-
 
 def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
     """All memory that the sizes ask for."""
@@ -163,7 +158,7 @@ class Segment:
     runs: list[Any]  # of its blocks: see block_runs
     window_runs: list[Any]  # of those of windowed layers
     cache_entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]: keys, values
-    conv_windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
+    conv_inputs: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
     count: int = 0
 
@@ -185,10 +180,10 @@ def commit(cache: Cache, kept: Sequence[Segment]) -> None:
     slots = [segment.entry.slot for segment in kept]
     columns = cache.states.shape[2]  # L-1
     for index in range(cache.states.shape[1]):
-        states = np.stack([segment.conv_windows[index][segment.count : segment.count + columns] for segment in kept])
+        states = np.stack([segment.conv_inputs[index][segment.count : segment.count + columns] for segment in kept])
         cache.states[slots, index] = states
     for segment in kept:
-        keep_checkpoints(cache, segment.entry, segment.conv_windows, segment.count)
+        keep_checkpoints(cache, segment.entry, segment.conv_inputs, segment.count)
 
 
 def written_places(
@@ -210,11 +205,11 @@ def token_places(
     return np.array(table, np.int64)[positions // cache.block_size], positions % cache.block_size
 
 
-def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:
+def keep_checkpoints(cache: Cache, entry: ScheduledTokens, inputs: list[Array], count: int) -> None:
     """The state at the end of each block that the first `count` scheduled tokens filled."""
     columns = cache.states.shape[2]  # L-1
     for position, block in entry.checkpoints:
         end = position - entry.start  # new inputs up to there
         if end <= count:
-            for index, window in enumerate(windows):
+            for index, window in enumerate(inputs):
                 cache.checkpoints[block, index] = window[end : end + columns]

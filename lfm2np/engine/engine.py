@@ -271,7 +271,7 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One step; the requests that got a token or ended. An exception in it, a callback's too, ends the engine."""
         self._require_idle("step()")
-        with self._or_end("step()"):
+        with self._or_end("step()", refuses=False):
             self._is_inside = True
             chosen = self._step()
             self._is_inside = False
@@ -292,7 +292,7 @@ class Engine:
         tokens = {name: [each.token_id for each in answer] for name, answer in chosen.items()}
         commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
         finished = reasons(self.scheduler.update(plan, tokens, list(errors)))
-        state = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
+        counts = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
         now = self._clock()
         for sequence in sequences:
             sequence.first_scheduled = began if sequence.first_scheduled is None else sequence.first_scheduled
@@ -303,7 +303,7 @@ class Engine:
         changed = dict.fromkeys(self._sequences[name].parent_id for name in (*errors, *tokens))
         self._ready += [self._output(request_id) for request_id in changed]
         if self.trace:
-            self.trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
+            self.trace.step(plan, drafts, tokens, list(errors), finished, counts, round(now - began, 6))
             for name in stopped:
                 self.trace.finish(name, FinishReason.STOP)
         return chosen
@@ -316,13 +316,13 @@ class Engine:
             raise RequestError(f"{call}: called from inside a step; wait until it is over")
 
     @contextlib.contextmanager
-    def _or_end(self, call: str) -> Iterator[None]:
+    def _or_end(self, call: str, refuses: bool = True) -> Iterator[None]:
         """What is raised inside ends the engine, since something may be half done; but a refusal changes nothing."""
         try:
             yield
-        except RequestRefused as refusal:
-            raise RequestError(str(refusal)) from None
         except BaseException as error:
+            if refuses and isinstance(error, RequestRefused):
+                raise RequestError(str(error)) from None
             self._ended = self._ended or f"{type(error).__name__} in {call}: {error}"
             raise
 

@@ -53,6 +53,8 @@ def sample_step(
                 chosen[name] = decide(model, sequences[name], entry, rows, drafts.get(name, Draft()), metrics)
             except Lfm2npError as error:
                 errors[name] = error
+                if name == entry.request_id:
+                    break  # its samples lose it, and compute the prompt themselves
     return chosen, errors
 
 

@@ -115,8 +115,8 @@ def convolve(numerics: Numerics, cache: Cache, segments: list[Segment], weights:
     """Each request after its own live state: u [T, D] -> [T, D]."""
     for segment in segments:
         history = cache.states[segment.entry.slot, weights.number]  # [L-1, D]
-        segment.conv_windows.append(np.concatenate([history, u[segment.rows]]))
-    return numerics.convolve_ragged([segment.conv_windows[-1] for segment in segments], weights.taps, weights.taps_bias)
+        segment.conv_inputs.append(np.concatenate([history, u[segment.rows]]))
+    return numerics.convolve_ragged([segment.conv_inputs[-1] for segment in segments], weights.taps, weights.taps_bias)
 
 
 def attend(

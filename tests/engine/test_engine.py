@@ -135,10 +135,10 @@ def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[
 def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):
     engine = Engine(trained, num_blocks=50, block_size=4, max_num_seqs=3)
     sizes = engine.scheduler.config
-    before = engine.cache.nbytes
-    state = engine.cache.states.nbytes
-    assert before == 50 * bytes_per_block(trained.config, trained.numerics, sizes) + state
-    arrays = [id(array) for layer in engine.cache.blocks for array in layer]
+    blocks = [array for layer in engine.cache.blocks for array in layer]
+    whole = sum(array.nbytes for array in (engine.cache.checkpoints, *blocks))
+    assert whole == 50 * bytes_per_block(trained.config, trained.numerics, sizes)
+    arrays = list(map(id, blocks))
     for index in range(9):
         engine.add_request(str(index), [1, 5, 6, index + 9], SamplingParams(max_tokens=5))
     list(engine.stream())

@@ -10,11 +10,13 @@ import pytest
 from truths import greedy_tokens
 
 import lfm2np
-from lfm2np import Engine, NgramDrafter, RequestError, SamplingParams
+from lfm2np import LLM, Engine, NgramDrafter, RequestError, SamplingParams
+from lfm2np.engine.acceptance import next_token
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.errors import NumericsError
 from lfm2np.suite.audit import AuditedEngine
-from scheduler import replay
+from scheduler import RequestRefused, replay
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,36 @@ def test_an_exception_ends_the_engine_which_says_so(trained: Model, call: str, w
         with pytest.raises(RequestError, match=rf"^{name}\(\): {why}"):
             later(engine)
     replay(trace.getvalue().splitlines(), is_whole=False)
+
+
+@pytest.mark.parametrize("where", ["forward", "Engine._report"])
+def test_what_a_scheduler_refuses_inside_a_step_ends_the_engine_too(trained: Model, where: str):
+    engine = Engine(trained, num_blocks=40)
+    engine.add_request("a", [1, 5, 6], greedy())
+    with patch(f"lfm2np.engine.engine.{where}", side_effect=RequestRefused("no")), pytest.raises(RequestRefused):
+        engine.step()
+    with pytest.raises(RequestError, match=r"the engine has ended, by RequestRefused in step\(\): no; make a new one"):
+        engine.step()
+
+
+def test_samples_outlive_the_first_whose_token_could_not_be_chosen(trained: Model):
+    """They wait, and compute the prompt themselves."""
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=3, seed=4, ignore_eos=True)
+    prompt = [1, 5, 6, 7, 8]
+    sound, *expected = LLM(trained).generate([prompt], params)[0].outputs
+
+    def failing(*arguments: Any) -> int:
+        if arguments[6] == 0:  # the sample's number
+            raise NumericsError("no distribution")
+        return next_token(*arguments)
+
+    engine = AuditedEngine(trained, block_size=2, num_blocks=40)
+    engine.add_request("a", prompt, params)
+    with patch("lfm2np.engine.sampler.next_token", side_effect=failing):
+        (output,) = [each for each in engine.stream() if each.finished]
+    first, *others = output.outputs
+    assert first.finish_reason == "error" and not first.token_ids and sound.token_ids
+    assert [each.token_ids for each in others] == [each.token_ids for each in expected]
 
 
 def test_a_refusal_ends_nothing(trained: Model):

@@ -184,7 +184,7 @@ def run(config: SchedulerConfig, seed: int, right: float) -> tuple[dict[str, lis
         step += 1
     trace.end()
     assert subject.pool.num_free == config.num_blocks
-    return {one.request_id: one.output_token_ids for one in everyone}, step, file.getvalue()
+    return {one.request_id: one.token_ids[one.num_prompt_tokens :] for one in everyone}, step, file.getvalue()
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
