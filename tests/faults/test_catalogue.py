@@ -12,7 +12,7 @@ from lfm2np.teaching.drawings.runs.leaks import BROKEN
 from lfm2np.teaching.faults import parse_faults
 from lfm2np.teaching.lab.settings import TEACHING_FAULTS
 
-# Injected by docs/start/first-check.md, docs/engine/3-verdicts.md and 6-faults.md, which run in an installed copy.
+# Injected by docs/start/first-check.md, docs/engine/3-verdicts.md and 5-property-suite.md, which run installed copies.
 OF_PAGES = (
     *("one-token-prompt-reads-the-previous-tenants-state", "state-dropped-after-the-prompt"),
     *("slot-index-wraps-modulo-2", "parent-key-not-hashed"),

@@ -74,7 +74,7 @@ ROWS = {  # of records of one question, what stands behind engine, variant and f
     "runs that agree": ([{}, {"run": 2, "worst": 3.0}, {"run": 3}], RIGHT),
     "runs that differ, of which the wrong one is shown": (
         [{}, BUG, {"run": 3}],
-        ["12", "EXACT in 2 of 3, **BUG** in 1 of 3", "right cold, wrong warm; 3 positions BUG"],
+        ["12", "EXACT in 2 of 3, **BUG** in 1 of 3", "right cold, wrong warm; 3 BUG"],
     ),
     "a refusal, with its words": (
         [{"verdict": "refused", "reasons": ["ValueError: a|b"]}],

@@ -1,4 +1,4 @@
-"""docs/engine/17-itself.md has every relation, as relations.py names it, and the tables of the recorded runs."""
+"""docs/engine/17-itself.md has every relation, as relations.py names it, and the table of the recorded runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_every_relation_stands_on_the_page() -> None:
     assert {need for each in RELATIONS for need in (*each.needs, each.player) if need} == set(NEEDS)
 
 
-def test_the_tables_are_those_of_the_recorded_runs() -> None:
+def test_the_table_is_that_of_the_recorded_runs() -> None:
     command = [sys.executable, str(TOP / "fixtures" / "faults_seen.py"), "--table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     assert table and table in PAGE

@@ -62,7 +62,7 @@ def as_it_is(value: Any, reading: Reading) -> Any:
 
 
 class Field(NamedTuple):
-    """Where a response holds a field of Answer, as docs/engine/2-targets.md shows it.
+    """Where a response holds a field of Answer, as docs/_ext/dialects.py prints it.
 
     says  the field's name; "prompt": the ids that were sent, to be compared; "prompt_tokens", "new_tokens": how many
           the server itself counted
