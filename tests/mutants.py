@@ -306,7 +306,7 @@ def read(file: str | None) -> dict[tuple[str, ...], str]:
 
 
 def show(results: Sequence[tuple[Mutant, str]], files: Sequence[str]) -> None:
-    """A row for each file, then the survivors; docs/why/faults.md has their sums."""
+    """A row for each file, then the survivors; docs/why/proved.md has their sums."""
     print(
         "| file | changes | killed | the same program | survivors | killed of the others |\n|---|---|---|---|---|---|"
     )

@@ -40,6 +40,6 @@ def rows(page: str, columns: int) -> list[list[str]]:
 def test_the_page_on_faults_counts_what_the_catalogue_holds() -> None:
     cited = Counter(fault.section for fault in FAULTS if fault.seen_in)
     every = Counter(fault.section for fault in FAULTS)
-    table = {row[0]: (row[2], row[3]) for row in rows("why/faults.md", 4)[1:]}
+    table = {row[0]: (row[2], row[3]) for row in rows("why/proved.md", 4)[1:]}
     expected = {section: (str(every[section]), str(cited[section])) for section in sorted(every)}
     assert table == {**expected, "all": (str(every.total()), str(cited.total()))}

@@ -1,7 +1,7 @@
 """Every claim can fail: each property of the suite for any engine is broken by a fault, and says so.
 
 Beside them stand those of this package's own parts that a fault of the catalogue breaks; the others of these are kept
-by mutants of the code that they are about (docs/why/faults.md).
+by mutants of the code that they are about (docs/why/proved.md).
 """
 
 import pytest
