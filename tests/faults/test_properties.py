@@ -61,7 +61,12 @@ def test_every_property_for_any_engine_has_a_fault() -> None:
     assert BREAKS_OWN_PARTS.keys() <= PROPERTIES.keys() - BREAKS.keys()
 
 
-PAIRS = [(name, fault) for name, faults in BREAKS.items() for fault in faults]
+RARE = "held-back-text-lost-at-an-abort"  # half a minute until an abort meets a text that is held back
+PAIRS = [
+    pytest.param(name, fault, marks=[pytest.mark.slow] * (fault == RARE))
+    for name, faults in BREAKS.items()
+    for fault in faults
+]
 
 
 @pytest.mark.parametrize(("name", "broken_by"), [*PAIRS, *BREAKS_OWN_PARTS.items()])
