@@ -168,7 +168,7 @@ class ByTruth:
         if (why := stop_fault(self.tokenizer, self.ends, request, answer)) is not None:
             return STOP, why
         if self.texts:
-            why = text_fault(self.tokenizer, self.ends, request.stop, answer)
+            why = text_fault(self.tokenizer, self.ends, request, answer)
         return (TEXT, why) if why is not None else ("", "")
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:

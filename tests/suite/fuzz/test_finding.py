@@ -205,8 +205,23 @@ def test_a_leading_blank_that_is_lost_is_named_as_such() -> None:
     tokenizer = model().tokenizer
     ids = tuple(tokenizer.encode_more(" 5 5"))
     whole, trimmed = (Answer(token_ids=ids, text=text) for text in (" 5 5", "5 5"))
-    assert text_fault(tokenizer, (EOS,), None, whole) is None
-    assert text_fault(tokenizer, (EOS,), None, trimmed) == "its text lacks the blank that its tokens begin with"
+    asked = greedy("a", (1,), len(ids))
+    assert text_fault(tokenizer, (EOS,), asked, whole) is None
+    assert text_fault(tokenizer, (EOS,), asked, trimmed) == "its text lacks the blank that its tokens begin with"
+
+
+@pytest.mark.parametrize(("prompt", "is_right"), [((74, 245), True), ((245, 74), False)])
+def test_behind_a_prompt_that_ends_within_a_character_a_text_may_begin_with_the_rest_of_it(
+    prompt: tuple[int, ...], is_right: bool
+) -> None:
+    """vLLM 0.32's do; it was called wrong for that."""
+    tokenizer = model().tokenizer
+    assert tokenizer.decode(prompt).endswith("\ufffd") is is_right
+    ids = tuple(tokenizer.encode_more(" 5 5"))
+    answer = Answer(token_ids=ids, text=f"{tokenizer.decode(prompt)} 5 5")
+    fault = text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids)), answer)
+    assert (fault is None) is is_right
+    assert text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids)), replace(answer, text=" 5")) is not None
 
 
 @pytest.mark.parametrize(
