@@ -126,7 +126,7 @@ def stop_fault(request: Request, answer: Answer, whole: Sequence[int], tokenizer
     if not ends or ids[: ends[0]] != tuple(whole[: min(len(ids), ends[0])]):
         return None
     expected = tokenizer.decode(whole).partition(stop)[0]
-    if answer.text is not None and not is_text(tokenizer, request, answer.text, expected):
+    if answer.text is not None and all(text != expected for text in texts_of(tokenizer, request, answer.text)):
         return f"stop string {stop!r}: text {answer.text!r}, expected {expected!r}"
     if len(ids) > ends[0] or (answer.text is None and len(tokenizer.decode(ids)) < len(expected)):
         return f"stop string {stop!r}: {len(ids)} tokens, expected an end at token {ends[0]}"
@@ -224,18 +224,22 @@ def text_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, an
         return None
     expected = whole[: whole.index(stop)] if stopped and stop is not None else whole
     certain, broken, _ = expected.partition(UNFINISHED)
-    if is_text(tokenizer, request, answer.text, expected) or (broken and answer.text.startswith(certain)):
-        return None
+    for text in texts_of(tokenizer, request, answer.text):
+        if text == expected or (broken and text.startswith(certain)):
+            return None
     if answer.text == expected.removeprefix(" "):
         return "its text lacks the blank that its tokens begin with"
     what = f"its tokens before stop {stop!r}" if stopped else "its tokens"
     return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
 
 
-def is_text(tokenizer: Tokenizer, request: Request, text: str, expected: str) -> bool:
-    """Behind a prompt that ends within a character a text may begin with more, as vLLM's does: what there was of it."""
-    is_cut = text != expected and tokenizer.decode(request.prompt_token_ids).endswith(UNFINISHED)
-    return text == expected or (is_cut and text.endswith(expected))
+def texts_of(tokenizer: Tokenizer, request: Request, text: str) -> Iterator[str]:
+    """A text, and behind a prompt that ends within a character what follows that: vLLM's begin with what there was."""
+    yield text
+    if UNFINISHED in text and tokenizer.decode(request.prompt_token_ids).endswith(UNFINISHED):
+        for index, character in enumerate(text, start=1):
+            if character == UNFINISHED:
+                yield text[index:]
 
 
 def excerpt(text: str, most: int = 80) -> str:

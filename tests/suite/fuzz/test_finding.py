@@ -222,6 +222,8 @@ def test_behind_a_prompt_that_ends_within_a_character_a_text_may_begin_with_the_
     fault = text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids)), answer)
     assert (fault is None) is is_right
     assert text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids)), replace(answer, text=" 5")) is not None
+    half = Answer(token_ids=(*ids, 245), text=f"{tokenizer.decode(prompt)} 5 5")  # ends within one, too
+    assert (text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids) + 1), half) is None) is is_right
 
 
 @pytest.mark.parametrize(
