@@ -73,7 +73,7 @@ class Group:
     def publish(self, request: Request, first: int, keys: Sequence[bytes]) -> None:
         """After the write: the blocks from number `first` on, which became full."""
         for block, key in zip(request.tables[self.index][first:], keys, strict=False):
-            if self.pool.publish(block, key):
+            if self.pool.key_of[block] is None and self.pool.publish(block, key):
                 self.evicted.pop(key, None)
 
     # --- admission and growth

@@ -44,7 +44,7 @@ EVERYWHERE = {
     *("np.arange", "np.array", "np.asarray", "np.ascontiguousarray", "np.concatenate", "np.copyto", "np.empty"),
     *("np.full", "np.repeat", "np.split", "np.stack", "np.take_along_axis", "np.zeros", "np.zeros_like"),
     *("np.bool_", "np.dtype", "np.errstate", "np.inf", "np.nan", "np.result_type", "np.ufunc", "np.uint64"),
-    *(".T", ".dtype", ".itemsize", ".nbytes", ".ndim", ".reshape", ".shape", ".size", ".tolist", ".transpose"),
+    *(".T", ".dtype", ".itemsize", ".ndim", ".reshape", ".shape", ".size", ".tolist", ".transpose"),
     # Python
     *("dict", "enumerate", "isinstance", "iter", "len", "list", "object", "property", "range", "slice", "str"),
     *("tuple", "type", "zip", "BaseException", "IndexError", "RuntimeError", "OSError"),

@@ -25,10 +25,7 @@ WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs, with few rows
 OUTPUTS_AT_ONCE = 2**11  # that are turned round together
 IN_PLACE = ("SkylakeX", "Cooperlake", "SapphireRapids")  # kernels that multiply small factors where they lie
 TILED_ROWS, TILED_WEIGHTS = range(3, 17), 2**19  # of products in tiles; at least so many weights
-TILE, TILE_PRODUCTS = (
-    32,
-    1_000_000,
-)  # outputs of a tile; the multiplications that OpenBLAS takes for few
+TILE, TILE_PRODUCTS = 32, 1_000_000  # outputs of a tile; multiplications that OpenBLAS does where factors lie
 
 
 def product(x: Array, weights: Array) -> Array:
