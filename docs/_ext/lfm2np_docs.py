@@ -30,7 +30,7 @@ def write_pages(app: Any) -> None:
         if old not in wanted:
             old.unlink()
     for path, text in wanted.items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
