@@ -126,7 +126,7 @@ def stop_fault(request: Request, answer: Answer, whole: Sequence[int], tokenizer
     if not ends or ids[: ends[0]] != tuple(whole[: min(len(ids), ends[0])]):
         return None
     expected = tokenizer.decode(whole).partition(stop)[0]
-    if answer.text is not None and all(text != expected for text in texts_of(tokenizer, request, answer.text)):
+    if answer.text is not None and expected not in texts_of(tokenizer, request, answer.text):
         return f"stop string {stop!r}: text {answer.text!r}, expected {expected!r}"
     if len(ids) > ends[0] or (answer.text is None and len(tokenizer.decode(ids)) < len(expected)):
         return f"stop string {stop!r}: {len(ids)} tokens, expected an end at token {ends[0]}"
@@ -234,7 +234,7 @@ def text_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, an
 
 
 def texts_of(tokenizer: Tokenizer, request: Request, text: str) -> Iterator[str]:
-    """A text, and behind a prompt that ends within a character what follows that: vLLM's begin with what there was."""
+    """The text; after a prompt that ends within a character also without the rest of that, with which vLLM begins."""
     yield text
     if UNFINISHED in text and tokenizer.decode(request.prompt_token_ids).endswith(UNFINISHED):
         for index, character in enumerate(text, start=1):

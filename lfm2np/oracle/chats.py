@@ -135,12 +135,9 @@ class Chats:
         try:
             response = self._response(chat, streaming)
             self._compare(chat, response, self._is_right(chat, response, bool(streaming)))
-        except TimedOut as problem:
-            if not self.judged:  # nor would it the other chats
-                raise TargetError(f"{self._name}: {problem}") from None
-            self.refused[name] = str(problem)
-            return
         except (HttpError, TokenizerError) as problem:  # the template may not take such a chat
+            if isinstance(problem, TimedOut) and not self.judged:  # nor would the other chats be answered
+                raise TargetError(f"{name}: {problem}") from None
             if not isinstance(problem, BadReply) or (problem.status or 500) < 500:
                 self.refused[name] = str(problem)
                 return
