@@ -1,4 +1,4 @@
-"""Which block is free, owned or cached: ids, reference counts, an ordered free list; what is about one block is O(1).
+"""Which block is free, owned or cached: ids, reference counts and an ordered free list; O(1) for each block.
 
 A block is P tokens of keys and values, and one checkpoint: the convolution states after its last token. The pool knows
 only the id. A block is

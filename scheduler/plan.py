@@ -31,8 +31,8 @@ class ScheduledTokens:
     start: int
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]  # position p lies in block_table[p // block_size]
-    slot: int  # live convolution state: read for the tokens before start, written for those that stay
-    checkpoints: tuple[tuple[int, int], ...]  # (position, block): gets the state after so many, if they stay
+    slot: int  # live convolution state: read for the tokens before start, written after the last that stays
+    checkpoints: tuple[tuple[int, int], ...]  # (position, block): the block gets the state there, if its tokens stay
     first_logits: int  # the first position whose logits are wanted; start + len(token_ids): none
     samples: tuple[str, ...]  # the requests that get a token from the last row: none in the middle of a prompt
     num_drafts: int = 0  # of token_ids; then a token may come from each of the last num_drafts + 1 rows

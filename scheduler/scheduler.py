@@ -1,7 +1,7 @@
 """schedule() says what the next step computes, update() what came of it; between the two the plan is in flight.
 
 add_drafts() may put guesses at the next tokens behind the known ones; update() takes those that were accepted.
-Progress is made in update() only: nothing is published before it is written.
+Progress is made in update() only: nothing is published before it, so the caller writes before that call.
 A request that is aborted in flight keeps its blocks and its slot until update().
 Who continues, who is preempted and who is admitted, step.py says.
 """

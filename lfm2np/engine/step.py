@@ -7,9 +7,9 @@ T tokens in this step, of S requests, each a run of rows. What one operation may
     row by row                    norms, rotation, gates
     per request                   attention (its own blocks), convolution (its own last L-1 inputs), sampling
 
-Only the last class reads the plan: `attend` and `convolve`. All else is reference.py. Nothing of the step's tokens
-enters the cache here: their keys, values and inputs u are returned, and `commit` writes those of the tokens that
-stay.
+Only the last class reads the plan's blocks and slots: `attend` and `convolve`. All else is reference.py. Nothing of the
+step's tokens enters the cache here: their keys, values and inputs u are returned, and `commit` writes those of the
+tokens that stay.
 """
 
 from __future__ import annotations
