@@ -28,7 +28,7 @@ from lfm2np.truth.processor import require_ieee
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
 SCORES = 2**22  # bytes of attention scores that are computed together: most such batches occupy two threads
-PRODUCTS = 2**21  # elements of products that wait to be rounded: memory is reused, not mapped again
+PRODUCTS = 2**20  # elements of products that wait to be rounded: memory is reused, not mapped again
 SMALL_PIECE = 2**15  # elements, on a single thread, where many operations run over one temporary
 THREAD_PIECE = 2**18  # elements, for one of several threads, which wait less for each other in long operations
 LEAST_PIECE = 2**17  # elements that are worth a thread: at half of it softmax gained as much as norms lost
