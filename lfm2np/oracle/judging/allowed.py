@@ -51,7 +51,7 @@ class Allowed:
 
     def at(self, token_id: int) -> int:
         """The column of a token. KeyError if it is not known."""
-        column = int(np.searchsorted(self.tokens, token_id))
+        column = int(self.tokens.searchsorted(token_id))
         if column == len(self.tokens) or self.tokens[column] != token_id:
             raise KeyError(token_id)
         return column

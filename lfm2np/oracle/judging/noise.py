@@ -191,16 +191,21 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
 
 
 def engine_of(model: LoadedModel, format_name: str, seed: int, draw: int) -> tuple[Emulated, ModelWeights]:
-    tensors = read_tensors(model.path, model.config)
-    inputs = inputs_of(format_named(format_name), model.path, model.config, tensors, draw)
-    numerics = emulated(format_name, seed, draw, inputs)
+    engine = format_name, seed, draw
     with _preparing:
-        if model not in _prepared or _prepared[model][0] != numerics.weights_key:
+        made, prepared = _engines.setdefault(model, {}), _prepared.get(model)
+        if engine in made and prepared and prepared[0] == made[engine].weights_key:
+            return made[engine], prepared[1]
+        tensors = read_tensors(model.path, model.config)
+        inputs = inputs_of(format_named(format_name), model.path, model.config, tensors, draw)
+        numerics = made[engine] = emulated(format_name, seed, draw, inputs)
+        if not prepared or prepared[0] != numerics.weights_key:
             _prepared.pop(model, None)  # before others take memory
             _prepared[model] = numerics.weights_key, prepare_weights(tensors, model.config, numerics)
         return numerics, _prepared[model][1]
 
 
+_engines: WeakKeyDictionary[LoadedModel, dict[tuple[str, int, int], Emulated]] = WeakKeyDictionary()
 # The last weights that were prepared for a model: most engines of a format, and most formats, share them.
 _prepared: WeakKeyDictionary[LoadedModel, tuple[Any, ModelWeights]] = WeakKeyDictionary()
 _preparing = threading.Lock()
