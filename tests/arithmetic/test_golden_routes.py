@@ -61,20 +61,14 @@ def chosen(name: str, arithmetic: str) -> Array:
     return np.concatenate(choices)
 
 
+@pytest.mark.rounding
+@pytest.mark.parametrize("arithmetic", ["exact", "float64"])
 @pytest.mark.parametrize("name", NAMES)
-def test_exact_chooses_the_experts_of_float64(name: str) -> None:
+def test_the_experts_of_float64_are_chosen(name: str, arithmetic: str) -> None:
     _, experts, margins = golden(name)
     decided = margins > DECIDED
     assert decided.mean() > (0.5 if name == "moe_near_ties" else 0.99)
-    assert np.sort(chosen(name, "exact"))[decided].tolist() == experts[decided].tolist()
-
-
-@pytest.mark.rounding
-@pytest.mark.parametrize("name", NAMES)
-def test_float64_chooses_the_experts_of_float64(name: str) -> None:
-    _, experts, margins = golden(name)
-    decided = margins > DECIDED
-    assert np.sort(chosen(name, "float64"))[decided].tolist() == experts[decided].tolist()
+    assert np.sort(chosen(name, arithmetic))[decided].tolist() == experts[decided].tolist()
 
 
 def test_of_experts_that_tie_the_lowest_are_chosen() -> None:
