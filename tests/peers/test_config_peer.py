@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, tiny_config, write_tokenizer
+from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, raw_mixture, tiny_config, write_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config_json import parse_config
+from lfm2np.checkpoint.config_json import OF_MIXTURES as KEYS
+from lfm2np.checkpoint.config_json import load_config, parse_config
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
 from lfm2np.truth.layers import expected_tensors, parameter_count
@@ -59,26 +61,46 @@ CHANGES: list[dict[str, object]] = [
     {"norm_eps": 1e-6, "max_position_embeddings": 7},
     {"torch_dtype": "float32", "use_cache": False, "never_heard_of": 3},
 ]
-FULL = [OLD_350M, {"model_type": "lfm2", "num_hidden_layers": 2, "hidden_size": 64}]
+SPARSE: list[dict[str, object]] = [
+    {},
+    {"use_expert_bias": False},
+    {"norm_topk_prob": False, "routed_scaling_factor": 2.5, "num_experts_per_tok": 4},
+    {"num_dense_layers": 0},
+    {"num_dense_layers": 3},
+    {"num_dense_layers": 9},
+    {"tie_embedding": False},
+    {"tie_embedding": False, "tie_word_embeddings": True},
+    {"rope_theta": 5e6},
+    {"rope_theta": 5e6, "theta": 5e6},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000}},
+    {"head_dim": 6, "conv_bias": True, "conv_L_cache": 4},
+    {"layer_types": ["attention", "conv", "conv"]},
+    {"eos_token_id": [4, 2], "norm_eps": 1e-6},
+    {"block_ff_dim": 24, "block_multiple_of": 7, "num_local_experts": 4, "router_aux_loss_coef": 0.1},
+]
+A1B = {"num_hidden_layers": 24, "layer_types": ["conv"] * 18 + ["full_attention"] * 6}  # the order changes no count
+FULL: list[dict[str, object]] = [OLD_350M, {"model_type": "lfm2", "num_hidden_layers": 2, "hidden_size": 64}]
+FULL += [{"model_type": "lfm2_moe"} | A1B]
+RAW = [*(raw_config(**changes) for changes in CHANGES), *(raw_mixture(**changes) for changes in SPARSE), *FULL]
 
 
-@pytest.mark.parametrize("raw", [*(raw_config(**changes) for changes in CHANGES), *FULL])
+@pytest.mark.parametrize("raw", RAW)
 def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
     ours = parse_config(copy.deepcopy(raw), "config.json")
-    theirs = transformers.Lfm2Config(**copy.deepcopy(raw))
+    kind = "Lfm2Moe" if raw["model_type"] == "lfm2_moe" else "Lfm2"
+    theirs = getattr(transformers, f"{kind}Config")(**copy.deepcopy(raw))
     with torch.device("meta"):
-        model = transformers.Lfm2ForCausalLM(theirs)
+        model = getattr(transformers, f"{kind}ForCausalLM")(theirs)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if ours.tie_word_embeddings:
         shapes.pop("lm_head.weight")
-    assert expected_tensors(ours) == shapes
+    assert expected_tensors(ours) == single(shapes)
     assert parameter_count(ours) == sum(parameter.numel() for parameter in model.parameters())
+    if ours.mixture is not None:
+        assert {name: getattr(theirs, name) for name in KEYS} == {name: getattr(ours.mixture, name) for name in KEYS}
     assert ours.layer_types == tuple(theirs.layer_types)
-    assert (
-        ours.tie_word_embeddings
-        == theirs.tie_word_embeddings
-        == (model.lm_head.weight is model.model.embed_tokens.weight)
-    )
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings == is_tied
     assert model.model.rotary_emb.rope_type == "default"
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
@@ -87,6 +109,21 @@ def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
     assert (ours.bos_token_id, ours.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
     eos = theirs.eos_token_id
     assert list(ours.eos_token_ids) == ([] if eos is None else eos if isinstance(eos, list) else [eos])
+
+
+def single(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of fused experts as those of one tensor an expert."""
+    split_shapes = {}
+    for name, shape in shapes.items():
+        prefix, _, what = name.rpartition(".")
+        if what == FUSED[0]:
+            half = (shape[1] // 2, shape[2])
+            split_shapes |= {f"{prefix}.{e}.{which}.weight": half for e in range(shape[0]) for which in ("w1", "w3")}
+        elif what == FUSED[1]:
+            split_shapes |= {f"{prefix}.{e}.w2.weight": shape[1:] for e in range(shape[0])}
+        else:
+            split_shapes[name] = shape
+    return split_shapes
 
 
 @given(
@@ -110,8 +147,6 @@ def test_any_width_is_adjusted_as_in_transformers(width: int, adjust: bool, mult
 
 
 def test_a_config_saved_by_transformers_loads(tmp_path: Path) -> None:
-    from lfm2np.checkpoint.config_json import load_config
-
     for raw in (OLD_350M, raw_config()):
         transformers.Lfm2Config(**raw).save_pretrained(tmp_path)
         assert load_config(tmp_path) == parse_config(raw, "config.json")

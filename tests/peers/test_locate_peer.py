@@ -94,23 +94,6 @@ def test_transformers_is_right_in_every_operation(tmp_path: Path, directory: Pat
     assert names - {check.name for check in report.checks} == {key for key in names if key.endswith(between)}
 
 
-def interleaved(x: torch.Tensor) -> torch.Tensor:
-    """Pairs (2i, 2i + 1), as GPT-J rotates."""
-    return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_transformers_with_another_rotation_is_wrong_in_its_first_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(modeling_lfm2, "rotate_half", interleaved)
-    first = report_of(loaded(DIRECTORIES[0], TYPES[name]), DIRECTORIES[0], tmp_path).findings[0]
-    assert first.name == "model.layers.2.self_attn.out_proj"
-    parts = ("q_rotated", "k_rotated", "attended")
-    assert first.recomputed == tuple(f"model.layers.2.self_attn.{part}" for part in parts)
-    assert "from row 1 on" in first.rows or "from row 2 on" in first.rows
-
-
 @pytest.mark.parametrize("name", TYPES)
 def test_transformers_with_one_weight_changed_is_wrong_in_its_channel(tmp_path: Path, name: str) -> None:
     model = loaded(DIRECTORIES[0], TYPES[name])

@@ -129,18 +129,6 @@ def test_a_convolution_in_chunks_is_onnxs_with_its_state(
 
 
 @each_numerics
-@drawn(12, taps=[1, 2, 4, 7], tokens=[1, 2, 3, 11], biased=[False, True])
-def test_a_convolution_after_a_history_is_torchs(numerics: str, taps: int, tokens: int, biased: bool) -> None:
-    width = 13
-    weight, bias = normal(1, width, taps), normal(2, width) if biased else None
-    history, u = normal(3, taps - 1, width), normal(4, tokens, width)
-    ours = NUMERICS[numerics].convolve(activations(numerics, history), activations(numerics, u), weight, bias)
-    window = tensor(np.concatenate([history, u])).T[None]
-    peer = functional.conv1d(window, tensor(weight)[:, None], None if bias is None else tensor(bias), groups=width)
-    assert_close(ours, peer[0].T, ROUNDED_ONCE[numerics])
-
-
-@each_numerics
 @pytest.mark.parametrize("shape", [*SHAPES, (3, 2, 64), (4, 5, 7)])
 @pytest.mark.parametrize("scale", [1.0, 2.0**-12, 2.0**20])
 def test_a_norm_is_onnxs_and_torchs(numerics: str, shape: tuple[int, ...], scale: float) -> None:
