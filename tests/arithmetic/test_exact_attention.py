@@ -22,22 +22,6 @@ from lfm2np.arithmetic.matrix import AttentionScale
 from lfm2np.truth import integers
 
 
-@given(seeds, st.integers(1, 5), st.lists(st.integers(-9, 9), min_size=6, max_size=6))
-def test_queries_keys_and_values_are_scaled_and_then_rounded_on_grids_of_their_own(seed, tokens, sizes):
-    """By fractions: each channel times its power of two, each row in steps of its own largest."""
-    random, bits = np.random.default_rng(seed), (grids.SUM_BITS - 3) // 2
-    heads = random.normal(size=(tokens, 2, 6)).astype(np.float32)
-    shift = np.array(sizes, np.int32)
-    keys = exact_attention.on_grid(heads, shift)
-    units, exponents = exact_attention.value_units(heads, AttentionScale(shift, -np.stack([shift, shift])))
-    for place in np.ndindex(tokens, 2):
-        scaled = [Fraction(float(x)) * Fraction(2) ** size for x, size in zip(heads[place], sizes, strict=True)]
-        top = next(e for e in range(-60, 60) if all(abs(x) < Fraction(2) ** e for x in scaled))
-        assert keys[place].tolist() == [round(x / Fraction(2) ** (top - bits)) * 2.0 ** (top - bits) for x in scaled]
-        assert units[place].tolist() == [round(x / Fraction(2) ** (top - exact_attention.VALUE_BITS)) for x in scaled]
-        assert exponents[place] == top
-
-
 def no_scale(groups: int, head_dim: int) -> AttentionScale:
     return AttentionScale(np.zeros(head_dim, np.int32), np.zeros((groups, head_dim), np.int32))
 

@@ -41,18 +41,6 @@ def held(weight: np.ndarray) -> np.ndarray:
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 40), st.integers(1, 51))
-def test_the_slices_hold_every_bit_or_left_over_tells_which(seed: int, outputs: int, inputs: int, bits: int):
-    weight = weights(seed, outputs, inputs, bits)
-    grid = prove_grid(weight, "w")
-    lost = left_over(weight, grid.columns, grid.slices)
-    assert np.array_equal(held(weight), lost == 0.0)
-    if np.any(lost):
-        assert grid.slices == MOST_SLICES
-    if grid.slices > 1:
-        assert np.any(left_over(weight, grid.columns, grid.slices - 1)), "one slice less would do"
-
-
-@given(seeds, st.integers(1, 4), st.integers(1, 40), st.integers(1, 51))
 def test_what_is_left_over_is_what_the_slices_miss(seed: int, outputs: int, inputs: int, bits: int):
     """For any number of slices: by fractions, as a share of the power of two of the row's largest."""
     weight = weights(seed, outputs, inputs, bits)

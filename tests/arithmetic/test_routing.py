@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
 
 import mpmath
 import numpy as np
+from builders import MIXTURES, mixture
 from hypothesis import given
 from hypothesis import strategies as st
 from operands import adversarial, kinds, seeds
 
+import lfm2np
 from lfm2np.arithmetic import exact, routing
 from lfm2np.truth import reference
-from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
 
 mpmath.mp.prec = 200
 LEAST = Fraction(routing.LEAST_SUM)  # the float64 nearest to 1e-6
@@ -88,64 +88,28 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
             assert abs(Fraction(float(weight)) - truth) <= slack
 
 
-# --- the mixture
-
-
-@given(seeds, st.sampled_from(["normal", "wide", "outlier", "zeros"]), st.integers(1, 8))
-def test_a_mixture_is_the_true_sum_rounded_once_but_for_its_cancellation(seed: int, kind: str, count: int) -> None:
-    rng = np.random.default_rng(seed)
-    outputs, weights = adversarial(rng, (2, count, 3), kind), scores_of(rng, (2, count))
-    combined = exact.combine_experts(outputs, weights)
-    for row in range(2):
-        for column in range(3):
-            products = zip(outputs[row, :, column], weights[row], strict=True)
-            terms = [Fraction(float(value)) * Fraction(float(weight)) for value, weight in products]
-            truth, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
-            rounding = max(abs(truth) / 2**24, Fraction(1, 2**150))
-            assert abs(Fraction(float(combined[row, column])) - truth) <= rounding + (count - 1) * size / 2**52
-
-
 # --- whatever is computed together
 
-TOKENS, WIDTH, EXPERTS, INNER = 12, 8, 5, 6
-
-
-def mixture_weights(rng: np.random.Generator, is_biased: bool) -> MixtureWeights:
-    """Experts 1 and 3 have the same gate: they tie."""
-    gate = rng.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
-    gate[3] = gate[1]
-    parts = [
-        (rng.normal(size=(2 * INNER, WIDTH)).astype(np.float32), rng.normal(size=(WIDTH, INNER)).astype(np.float32))
-        for _ in range(EXPERTS)
-    ]
-    prepared = [FeedForwardWeights(*(exact.prepare_matrix(matrix, "w") for matrix in both)) for both in parts]
-    bias = rng.normal(size=EXPERTS).astype(np.float32) if is_biased else None
-    return MixtureWeights(router=exact.prepare_matrix(gate, "gate"), bias=bias, expert=prepared.__getitem__)
-
-
-def config_of(each: int, normalised: bool) -> Any:
-    mixture = SimpleNamespace(num_experts_per_tok=each, norm_topk_prob=normalised, routed_scaling_factor=2.5)
-    return SimpleNamespace(mixture=mixture)
+TOKENS = 12
+loaded = functools.cache(lambda name: lfm2np.load(mixture(name)))
 
 
 @given(
+    name=st.sampled_from(sorted(MIXTURES)),
     seed=seeds,
     kind=kinds,
-    each=st.integers(1, EXPERTS),
-    is_biased=st.booleans(),
-    normalised=st.booleans(),
     groups=st.lists(st.integers(0, 3), min_size=TOKENS, max_size=TOKENS),
     spoilt=st.lists(st.integers(0, TOKENS - 1), max_size=2),
 )
 def test_a_row_of_a_mixture_has_the_same_bits_beside_whatever_rows(
-    seed: int, kind: str, each: int, is_biased: bool, normalised: bool, groups: list[int], spoilt: list[int]
+    name: str, seed: int, kind: str, groups: list[int], spoilt: list[int]
 ) -> None:
     """Any grouping of a step's tokens, in any order; rows that are not finite spoil none but themselves."""
-    rng = np.random.default_rng(seed)
-    weights, config = mixture_weights(rng, is_biased), config_of(each, normalised)
-    x = adversarial(rng, (TOKENS, WIDTH), kind)
+    rng, config = np.random.default_rng(seed), loaded(name).config
+    weights = loaded(name).weights.layers[1].feed_forward
+    x = adversarial(rng, (TOKENS, config.hidden_size), kind)
     for row in spoilt:
-        x[row, rng.integers(WIDTH)] = rng.choice(SPECIALS)
+        x[row, rng.integers(config.hidden_size)] = rng.choice(SPECIALS)
     with np.errstate(all="ignore"):
         alone = [reference.mixture_of_experts(weights, config, exact, x[row : row + 1])[0] for row in range(TOKENS)]
         for group in set(groups):

@@ -1,4 +1,4 @@
-"""config.json, chat and ids against transformers: the same raw input, the same meaning."""
+"""config.json and ids against transformers: the same raw input, the same meaning; chats are in test_prompts_peer.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, raw_mixture, tiny_config, write_tokenizer
+from builders import OLD_350M, VOCAB_SIZE, raw_config, raw_mixture, tiny_config, write_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,6 @@ from lfm2np.checkpoint.config_json import OF_MIXTURES as KEYS
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
-from lfm2np.errors import TokenizerError
 from lfm2np.truth.layers import expected_tensors, parameter_count
 
 pytestmark = pytest.mark.peers
@@ -26,10 +25,6 @@ CHANGES: list[dict[str, object]] = [
     {},
     {"block_ff_dim": 40},
     {"block_ff_dim": 40, "block_auto_adjust_ff_dim": True},
-    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 1},
-    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 7, "block_ffn_dim_multiplier": 1.6},
-    {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5},
-    {"block_ffn_dim_multiplier": 3.0, "block_multiple_of": 7},
     {"layer_types": None, "full_attn_idxs": [0]},
     {"layer_types": None, "full_attn_idxs": []},
     {"layer_types": None},
@@ -150,45 +145,6 @@ def test_a_config_saved_by_transformers_loads(tmp_path: Path) -> None:
     for raw in (OLD_350M, raw_config()):
         transformers.Lfm2Config(**raw).save_pretrained(tmp_path)
         assert load_config(tmp_path) == parse_config(raw, "config.json")
-
-
-TEMPLATES = [
-    PLAIN_TEMPLATE,
-    "  {% for m in messages %}\n  {{ m | tojson }}\n  {% endfor %}\n{{ eos_token }}",
-    "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
-    "{{ bos_token ~ messages|length }}",
-    "{{ bos_token }}{% set ns = namespace(last='') %}{% for m in messages %}{% set ns.last = m.content %}"
-    "{% if loop.last %}{% break %}{% endif %}{% generation %}{{ m.role | upper }}{% endgeneration %}\n{% endfor %}"
-    "{{ ns.last | trim | tojson(indent=2) }}{{ tools is none }}{{ documents }}{{ undefined_name }}",
-    "{{- bos_token -}}{%- for message in messages -%}{%- set content = message['content'] -%}"
-    "{%- if content is not string -%}{%- set content = content | tojson -%}{%- endif -%}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' -}}"
-    "{%- endfor -%}",
-]
-TALKS = [
-    [{"role": "user", "content": "hi"}],
-    [{"role": "user", "content": " <b>é🙂\n</think>\n x <|im_end|> "}, {"role": "assistant", "content": "a</think>b"}],
-    [{"role": "system", "content": ""}, {"role": "user", "content": "{{ 1 }}", "name": "Ada"}],
-]
-
-
-@pytest.mark.parametrize("talk", TALKS)
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_chat_is_rendered_and_tokenised_as_by_transformers(
-    tmp_path: Path, template: str, talk: list[dict[str, str]]
-) -> None:
-    write_tokenizer(tmp_path, template)
-    ours = load_tokenizer(tmp_path, tiny_config(bos_token_id=None))
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    try:
-        text = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    except Exception as refusal:
-        with pytest.raises(TokenizerError, match=str(refusal)):
-            ours.render_chat(talk)
-        return
-    assert ours.render_chat(talk) == text
-    ids = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
-    assert ours.encode_chat(talk) == ids
 
 
 @given(text=st.text(max_size=20), ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30))

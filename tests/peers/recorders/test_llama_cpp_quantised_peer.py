@@ -26,7 +26,6 @@ from gguf_files import write_gguf
 pytestmark = pytest.mark.peers
 
 PROMPTS = [[int(integer) for integer in np.random.default_rng(5).integers(8, 400, count)] for count in (90, 3, 17)]
-SUPERBLOCKS = ("Q4_K_M", "Q6_K")
 FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12}
 FILE_TYPES |= {"Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30}  # enum llama_ftype
 WIDE: dict[str, object] = {  # superblocks need rows of 256
@@ -107,16 +106,6 @@ def test_scales_of_the_neighbouring_block_are_named(
     ours = {"shortconv.in_proj": "conv.in_proj", "attn_k": "self_attn.k_proj", "ffn_down": "feed_forward.w2"}
     assert finding.name == f"model.layers.{layer}.{ours[tensor.partition('.')[2].partition('.')[2]]}"
     assert finding.error > 1e4
-
-
-@pytest.mark.parametrize("name", SUPERBLOCKS)
-def test_weights_of_another_file_are_not_taken_for_rounding(name: str, plain: dict[str, Path], tmp_path: Path) -> None:
-    """Judged by the weights before they were quantised."""
-    path = quantise(plain["wide"], tmp_path / "x.gguf", name)
-    config = read_config(plain["wide"])
-    report = locate(read_tensors(plain["wide"], config), config, parse_dump(recorded(path, 2), "dump", config))
-    products = ("_proj", ".w1", ".w2", ".w3", "lm_head")
-    assert sum(finding.name.endswith(products) for finding in report.findings) == 25
 
 
 def test_a_quantised_file_is_recorded_as_q8_alone(plain: dict[str, Path], tmp_path: Path) -> None:

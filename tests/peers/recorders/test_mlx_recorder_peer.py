@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from builders import MIXTURES, PLAIN, SPARSE, mixture
 from recorders import mlx_recorder
 from recorders.mlx_recorder import record
-from reports import PROMPTS, TRAINED, first_wrong, left_out, report_of, require_right
+from reports import PROMPTS, TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.recorders import Recorder
 
@@ -49,23 +48,6 @@ def test_a_state_that_is_taken_from_the_padding_is_named(monkeypatch: pytest.Mon
     assert (first.name, first.steps) == ("model.layers.0.conv.state", "steps 1 to 2 of 5")
 
 
-def test_keys_that_are_left_behind_the_padding_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cache.dynamic_roll
-    monkeypatch.setattr(cache, "dynamic_roll", lambda x, shifts, axis: original(x, shifts * 0, axis))
-    assert first_wrong(recorded()) == "model.layers.2.self_attn.keys_read"
-
-
-def test_rows_of_another_request_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorder broken, not the engine."""
-
-    def rows(self: Any, batch: Any) -> Any:
-        row = (self._pass.row + 1) % len(batch)
-        return mlx_recorder.numbers(batch[row, : self._pass.count]).reshape(self._pass.count, -1)
-
-    monkeypatch.setattr(mlx_recorder.Tap, "_rows", rows)
-    assert first_wrong(recorded()) == "model.embed_tokens"
-
-
 # --- mixtures of experts: mlx multiplies by them in float32 alone, on a CPU
 
 
@@ -85,23 +67,3 @@ def test_a_routers_bias_stays_float32() -> None:
     feed_forward = network.layers[1].feed_forward
     dtypes = (str(feed_forward.expert_bias.dtype), str(feed_forward.gate.weight.dtype))
     assert dtypes == ("mlx.core.float32", "mlx.core.bfloat16")
-
-
-def test_a_router_by_softmax_and_one_without_its_factor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As mlx-lm had them: ml-explore/mlx-lm 1354, 1883."""
-    from mlx_lm.models import lfm2_moe
-
-    with monkeypatch.context() as changed:
-        changed.setattr(lfm2_moe.mx, "sigmoid", lfm2_moe.mx.softmax)
-        first = report_of(recorded(mixture(PLAIN)), mixture(PLAIN)).findings[0]
-    assert (first.name, first.recomputed) == (f"{SPARSE}.experts_chosen", (f"{SPARSE}.scores",))
-    assert first.choice.startswith("routed to expert ")
-    init = lfm2_moe.Lfm2MoeSparseMoeBlock.__init__
-
-    def unscaled(self: Any, args: Any) -> None:
-        init(self, args)
-        self.routed_scaling_factor = 1.0
-
-    monkeypatch.setattr(lfm2_moe.Lfm2MoeSparseMoeBlock, "__init__", unscaled)
-    first = report_of(recorded(mixture("scaled")), mixture("scaled")).findings[0]
-    assert (first.name, first.recomputed) == (f"{SPARSE}.mixed", (f"{SPARSE}.scores", f"{SPARSE}.expert_weights"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recorders import openvino_recorder
 from recorders.openvino_recorder import FILE, Engine, record
-from reports import PROMPTS, TRAINED, first_wrong, left_out, report_of, require_right
+from reports import PROMPTS, TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -62,17 +62,6 @@ def test_a_state_that_is_not_reset_is_named(exported: Path, monkeypatch: pytest.
     monkeypatch.setattr(Engine, "reset", reset)
     first = report_of(recorded(exported, 1)).findings[0]
     assert (first.name, first.steps) == ("model.layers.0.conv.state", "step 0 of 4")
-
-
-def test_a_state_that_is_read_a_column_too_early_is_told(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorder broken, not the engine."""
-    original = openvino_recorder.as_rows
-
-    def early(tensor: str, values: Any, *others: int) -> Any:
-        return original(tensor, values[:, :-1] if tensor.endswith("state") else values, *others)
-
-    monkeypatch.setattr(openvino_recorder, "as_rows", early)
-    assert first_wrong(recorded(exported)) == "model.layers.0.conv.state"
 
 
 def test_a_graph_of_other_versions_is_refused(tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ TWICE = {f"{TOP}m/a": Node("Concat", ()), f"{TOP}m/b": Node("Concat", ())}
     [
         (lambda: openvino_recorder.tensors_of({}, load_config(TRAINED)), r"no node of model\.embed_tokens"),
         (lambda: openvino_recorder.input_of(TWICE, "m"), "no input of m"),
-        (lambda: openvino_recorder.only_node(TWICE, "m/", "Concat", lambda _: True), "2 fitting nodes Concat in m, ex"),
+        (lambda: openvino_recorder.only_node(TWICE, "m/", "Concat", lambda _: True), "2 fitting nodes Concat in m"),
         (lambda: openvino_recorder.first_after(TWICE, f"{TOP}m/a", "m/", "Add"), "no Add in m behind"),
         (lambda: Cells(first=64, between=64, streams=2, seen=32).within(0, [128]), "expected those of 32 from 64 on"),
     ],

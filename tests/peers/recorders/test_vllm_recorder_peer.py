@@ -14,7 +14,6 @@ pytest.importorskip("vllm")
 from recorders import vllm_recorder
 from reports import TRAINED, left_out, report_of, require_right
 
-from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.locate import Report
 from lfm2np.oracle.recorders.recorder import Recorder
 
@@ -109,54 +108,6 @@ def test_what_a_prefix_hit_finds_in_the_caches_is_right(mended: tuple[Any, str])
     assert report.findings == ()
     checked = {check.name for check in report.checks if not check.is_blunt}
     assert {"model.layers.0.conv.state", "model.layers.2.self_attn.keys_read"} <= checked
-
-
-def test_a_state_that_a_hit_finds_changed_is_named(mended: tuple[Any, str]) -> None:
-    report_with(mended, BEFORE)
-    model_of(mended[0]).model.layers[0].short_conv.kv_cache[0].mul_(1.5)  # other layers have blocks in there, too
-    first = report_with(mended, AFTER).findings[0]
-    assert first.name == "model.layers.0.conv.state"
-    assert first.rows == first.steps == "step 0 of 4"
-
-
-def test_a_value_that_a_hit_finds_changed_is_named(mended: tuple[Any, str]) -> None:
-    report_with(mended, BEFORE)
-    cache = model_of(mended[0]).model.layers[4].self_attn.attn.kv_cache  # [blocks, G, P, 2E], values behind keys
-    cache.view(*cache.shape[:2], -1)[:, 1].chunk(2, dim=-1)[1].mul_(1.5)
-    first = report_with(mended, AFTER).findings[0]
-    assert first.name == "model.layers.4.self_attn.values_read"
-    assert "head 1" in first.channels
-
-
-def test_a_convolution_that_forgets_between_chunks_is_named(
-    mended: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as kernels
-
-    usual = kernels.causal_conv1d_fn_cpu
-
-    def forgetting(*arguments: Any, **options: Any) -> Any:
-        *others, begun = arguments
-        return usual(*others, begun & False, **options)
-
-    monkeypatch.setattr(kernels, "causal_conv1d_fn_cpu", forgetting)
-    first = report_with(mended, RAGGED[1]).findings[0]
-    assert (first.name, first.operation) == ("model.layers.0.conv.conv", "the convolution")
-    assert first.rows == f"rows {CHUNK} to {CHUNK + 1} of {len(RAGGED[1]) + NEW - 1}"
-
-
-def test_an_adapter_that_takes_the_parts_of_a_projection_for_each_other_is_named(
-    mended: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recorders import vllm_taps
-
-    usual = vllm_taps.parted
-    monkeypatch.setattr(vllm_taps, "parted", lambda names, *others: usual(names[::-1], *others))
-    with pytest.raises(DumpError, match="q_proj"):  # of other width
-        report_with(mended)
-    swapped = lambda names, *others: usual(names[::-1] if "w1" in names[0] else names, *others)  # noqa: E731
-    monkeypatch.setattr(vllm_taps, "parted", swapped)
-    assert report_with(mended).findings[0].name == "model.layers.0.feed_forward.w1"
 
 
 def test_a_request_that_was_preempted_is_right_once_computed_again(

@@ -99,50 +99,30 @@ def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
     assert "norms after, gate, biases     true, true, false\n" in text
 
 
+def of_full(**entry: object) -> dict[str, object]:
+    return {"rope_parameters": {"full_attention": entry, "sliding_attention": {"rope_theta": 1e4}}}
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "a key of LFM2": (
-        {"block_ff_dim": 10},
-        "block_ff_dim: 10, expected null or no such key in an lfm3",
-    ),
+    "a key of LFM2": ({"block_ff_dim": 10}, "block_ff_dim: 10, expected null or no such key in an lfm3"),
     "attention's list of LFM2": ({"full_attn_idxs": [1]}, "full_attn_idxs"),
-    "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention, sli"),
-    "no rotation": (
-        {"rope_parameters": {}},
-        "rope_parameters: {}, expected an object for each of full_attention, sliding_attention",
-    ),
-    "another rotation": (
-        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.rope_type: 'yarn', expected default or prop",
-    ),
-    "a rotation that is scaled": (
-        {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "factor": 2.0}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.factor: 2.0",
-    ),
-    "no theta": (
-        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.rope_theta: absent",
-    ),
+    "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention"),
+    "no rotation": ({"rope_parameters": {}}, "rope_parameters: {}, expected an object for each of"),
+    "another rotation": (of_full(rope_type="yarn", rope_theta=1e6), "rope_type: 'yarn', expected default or"),
+    "a rotation that is scaled": (of_full(rope_theta=1e6, factor=2.0), "rope_parameters.full_attention.factor: 2.0"),
+    "no theta": (of_full(), "rope_parameters.full_attention.rope_theta: absent"),
+    "a theta below 1": (of_full(rope_theta=-1.0), "full_attention.rope_theta: -1.0, expected a number from 1.0"),
     "no window": ({"sliding_window": None}, "sliding_window: null, expected a size for layers of sliding_attention"),
     "an empty window": ({"sliding_window": 0}, "sliding_window: 0, expected an integer from 1"),
     "experts": ({"num_experts": 4}, "num_experts: 4"),
-    "a theta below 1": (
-        {"rope_parameters": {"full_attention": {"rope_theta": -1.0}, "sliding_attention": {"rope_theta": 1e4}}},
-        "rope_parameters.full_attention.rope_theta: -1.0, expected a number from 1.0",
-    ),
     "LFM2's class": (
         {"architectures": ["Lfm2ForCausalLM"]},
         "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
     ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
     "both ways": ({"is_causal": False}, "is_causal: false"),
-    "windows switched off": (
-        {"use_sliding_window": False},
-        "use_sliding_window: false",
-    ),
-    "a window in an LFM2": (
-        {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
-        "sliding_window: 8",
-    ),
+    "windows switched off": ({"use_sliding_window": False}, "use_sliding_window: false"),
+    "a window in an LFM2": ({"model_type": "lfm2", "architectures": None, "sliding_window": 8}, "sliding_window: 8"),
     "a kind of layer in an LFM2": (
         {"model_type": "lfm2", "architectures": None, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
         "sliding_attention",
