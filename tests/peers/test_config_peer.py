@@ -93,12 +93,13 @@ def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
     assert parameter_count(ours) == sum(parameter.numel() for parameter in model.parameters())
     if ours.mixture is not None:
         assert {name: getattr(theirs, name) for name in KEYS} == {name: getattr(ours.mixture, name) for name in KEYS}
+    else:
+        assert model.model.rotary_emb.rope_type == "default"
+        assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
     assert ours.layer_types == tuple(theirs.layer_types)
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings == is_tied
-    assert model.model.rotary_emb.rope_type == "default"
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
     assert ours.norm_eps == model.model.embedding_norm.variance_epsilon
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert (ours.bos_token_id, ours.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
