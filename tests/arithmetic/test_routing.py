@@ -14,7 +14,7 @@ from operands import adversarial, kinds, seeds
 
 import lfm2np
 from lfm2np.arithmetic import exact, routing
-from lfm2np.truth import reference
+from lfm2np.truth import integers, reference
 
 mpmath.mp.prec = 200
 LEAST = Fraction(routing.LEAST_SUM)  # the float64 nearest to 1e-6
@@ -86,6 +86,14 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
             truth = score / divisor * Fraction(factor)
             slack = max(truth / 2**24, Fraction(1, 2**150)) + truth / 2**50
             assert abs(Fraction(float(weight)) - truth) <= slack
+
+
+def test_a_mixture_is_added_best_expert_first() -> None:
+    """1e16 + 1 - 1e16 is 0 in this order of float64."""
+    outputs = np.array([[[1e16], [1.0], [-1e16]]], np.float32)
+    for arithmetic in (exact, integers):
+        assert arithmetic.combine_experts(outputs, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
+        assert arithmetic.combine_experts(outputs[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
 
 
 # --- whatever is computed together
