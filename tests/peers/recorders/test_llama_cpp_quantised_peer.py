@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_checkpoint import random_checkpoint
-from reports import TRAINED, require_right
+from recordings import TRAINED, require_right
 
 from lfm2np.checkpoint.files import read_config, read_tensors, read_tokenizer
 from lfm2np.checkpoint.gguf.container import open_container

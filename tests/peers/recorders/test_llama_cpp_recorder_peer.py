@@ -11,7 +11,7 @@ import pytest
 from recorders import llama_cpp_slot
 from recorders.llama_cpp_batches import Row
 from recorders.llama_cpp_recorder import Session, record
-from reports import FIXTURES, PROMPTS, TRAINED, left_out, report_of, require_right
+from recordings import FIXTURES, PROMPTS, TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.recorder import Recorder

@@ -9,7 +9,7 @@ import pytest
 from builders import MIXTURES, PLAIN, SPARSE, mixture
 from recorders import mlx_recorder
 from recorders.mlx_recorder import record
-from reports import PROMPTS, TRAINED, left_out, report_of, require_right
+from recordings import PROMPTS, TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.recorders import Recorder
 

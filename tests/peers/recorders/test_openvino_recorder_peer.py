@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recorders import openvino_recorder
 from recorders.openvino_recorder import FILE, Engine, record
-from reports import PROMPTS, TRAINED, left_out, report_of, require_right
+from recordings import PROMPTS, TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.recorder import Recorder

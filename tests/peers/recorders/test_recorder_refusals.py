@@ -13,7 +13,7 @@ import pytest
 from recorders import llama_cpp_recorder, mlx_recorder, openvino_recorder, vllm_recorder
 from recorders.llama_cpp_batches import Cells
 from recorders.openvino_recorder import TOP, Node
-from reports import FIXTURES, TRAINED
+from recordings import FIXTURES, TRAINED
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError

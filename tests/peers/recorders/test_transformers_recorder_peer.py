@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import MIXTURES, PLAIN, SPARSE, mixture
-from reports import FIXTURES, TRAINED, report_of, require_right
+from recordings import FIXTURES, TRAINED, report_of, require_right
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.oracle.recorders import transformers_recorder

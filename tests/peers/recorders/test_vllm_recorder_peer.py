@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from recorders import vllm_recorder
-from reports import TRAINED, left_out, report_of, require_right
+from recordings import TRAINED, left_out, report_of, require_right
 
 from lfm2np.oracle.locate.locate import Report
 from lfm2np.oracle.recorders.recorder import Recorder
