@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorders import llama_cpp_slot
+from recorders import llama_cpp_recorder, llama_cpp_slot
 from recorders.llama_cpp_batches import Row
 from recorders.llama_cpp_recorder import Session, record
-from recordings import FIXTURES, PROMPTS, TRAINED, left_out, report_of, require_right
+from recordings import FIXTURES, PROMPTS, TRAINED, first_wrong, left_out, report_of, require_right
 
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -50,6 +50,11 @@ def test_every_split_of_a_batch_is_right_and_gives_the_same_tokens(trained: Path
     recorder = recorded(trained, 2, ubatch, unified)
     assert recorder.token_ids == recorded(trained, prompts=PROMPTS[2:3]).token_ids
     require_right(report_of(recorder))
+
+
+def test_keys_that_are_cached_in_float16_are_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(llama_cpp_recorder.CACHE_TYPES, "float32", llama_cpp_recorder.F16)
+    assert first_wrong(recorded(trained)) == "model.layers.2.self_attn.keys_read"
 
 
 def test_the_state_of_another_request_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

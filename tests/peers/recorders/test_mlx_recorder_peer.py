@@ -9,7 +9,7 @@ import pytest
 from builders import MIXTURES, PLAIN, SPARSE, mixture
 from recorders import mlx_recorder
 from recorders.mlx_recorder import record
-from recordings import PROMPTS, TRAINED, left_out, report_of, require_right
+from recordings import PROMPTS, TRAINED, first_wrong, left_out, report_of, require_right
 
 from lfm2np.oracle.recorders import Recorder
 
@@ -46,6 +46,12 @@ def test_a_state_that_is_taken_from_the_padding_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr(cache.ArraysCache, "prepare", lambda self, **given: None)
     first = report_of(recorded(TRAINED, format)).findings[0]
     assert (first.name, first.steps) == ("model.layers.0.conv.state", "steps 1 to 2 of 5")
+
+
+def test_keys_that_are_left_behind_the_padding_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cache.dynamic_roll
+    monkeypatch.setattr(cache, "dynamic_roll", lambda x, shifts, axis: original(x, shifts * 0, axis))
+    assert first_wrong(recorded()) == "model.layers.2.self_attn.keys_read"
 
 
 # --- mixtures of experts: mlx multiplies by them in float32 alone, on a CPU

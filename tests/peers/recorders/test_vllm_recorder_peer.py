@@ -110,6 +110,21 @@ def test_what_a_prefix_hit_finds_in_the_caches_is_right(mended: tuple[Any, str])
     assert {"model.layers.0.conv.state", "model.layers.2.self_attn.keys_read"} <= checked
 
 
+def test_a_state_that_a_hit_finds_changed_is_named(mended: tuple[Any, str]) -> None:
+    report_with(mended, BEFORE)
+    model_of(mended[0]).model.layers[0].short_conv.kv_cache[0].mul_(1.5)  # other layers have blocks in there, too
+    first = report_with(mended, AFTER).findings[0]
+    assert (first.name, first.rows, first.steps) == ("model.layers.0.conv.state", "step 0 of 4", "step 0 of 4")
+
+
+def test_a_value_that_a_hit_finds_changed_is_named(mended: tuple[Any, str]) -> None:
+    report_with(mended, BEFORE)
+    cache = model_of(mended[0]).model.layers[4].self_attn.attn.kv_cache  # [blocks, G, P, 2E], values behind keys
+    cache.view(*cache.shape[:2], -1)[:, 1].chunk(2, dim=-1)[1].mul_(1.5)
+    first = report_with(mended, AFTER).findings[0]
+    assert first.name == "model.layers.4.self_attn.values_read" and "head 1" in first.channels
+
+
 def test_a_request_that_was_preempted_is_right_once_computed_again(
     mended: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
