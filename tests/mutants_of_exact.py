@@ -120,7 +120,7 @@ def draw_examples(send: Connection) -> None:
         return note
 
     for name, test in vars(importlib.import_module("test_integers")).items():
-        if getattr(test, "is_hypothesis_test", False) and "pythons" not in name:  # those are of integers alone
+        if getattr(test, "is_hypothesis_test", False):
             test.hypothesis.inner_test = noting(name)
             for given in cases(test):
                 test(**given)

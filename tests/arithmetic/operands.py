@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lfm2np.arithmetic import grids
+from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.arithmetic.matrix import Matrix
 
 LARGEST_WIDTH = 11776
@@ -67,8 +68,24 @@ KINDS = (
     *("normal", "wide", "outlier", "constant", "alternating", "zeros", "negative zeros", "subnormal", "huge"),
     "powers",
 )
+FORMS = ("bfloat16", "nearly bfloat16", "float32", "quantised")
 kinds = st.sampled_from(KINDS)
 seeds = st.integers(0, 2**32 - 1)
+
+
+def stored_as(rng: np.random.Generator, shape: tuple[int, ...], kind: str, form: str) -> np.ndarray:
+    """Weights of bfloat16, one of them with one bit more, of float32, or quantised: float64, a row's up to 63 bits."""
+    if form == "quantised":
+        bits = int(rng.integers(1, 52))
+        shift = rng.integers(0, int(rng.integers(1, 13)), shape) - int(rng.integers(0, 60))
+        return np.ldexp(rng.integers(-(2**bits), 2**bits, shape).astype(np.float64), shift)
+    weight = adversarial(rng, shape, kind)
+    if form == "float32":
+        return weight
+    short = round_to_bfloat16(weight)
+    if form != "bfloat16":
+        short.reshape(-1).view(np.uint32)[rng.integers(short.size)] ^= np.uint32(1 << rng.integers(16))
+    return short
 
 
 def rounded_operands(x: np.ndarray, matrix: Matrix) -> np.ndarray:

@@ -7,47 +7,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operands import (
+    FORMS,
     KINDS,
     LARGEST_WIDTH,
     LONGEST_CONTEXT,
-    StartsWithTheFirstProduct,
     adversarial,
     expected_products,
     integer_dot,
     kinds,
     rounded_operands,
     seeds,
+    stored_as,
 )
 
 from lfm2np.arithmetic import exact, grids
-from lfm2np.arithmetic.ieee import FLOAT32, FLOAT64, round_to_bfloat16
-from lfm2np.arithmetic.matrix import Matrix
+from lfm2np.arithmetic.ieee import FLOAT32, round_to_bfloat16
 from lfm2np.arithmetic.weight_grids import LOW_WEIGHT_BITS, WEIGHT_BITS
-from lfm2np.errors import NumericsError
 from lfm2np.truth import integers
 from lfm2np.truth.config_values import SIZES
 
 
-@given(seeds, kinds, kinds, st.integers(1, 5), st.integers(1, 9), st.integers(1, 200), st.booleans())
-def test_a_product_equals_python_integers_on_the_same_grid(seed, x_kind, w_kind, tokens, outputs, inputs, short):
+@given(seeds, kinds, kinds, st.sampled_from(FORMS), st.integers(1, 5), st.integers(1, 9), st.integers(1, 200))
+def test_a_product_equals_python_integers_on_the_same_grid(seed, x_kind, w_kind, form, tokens, outputs, inputs):
+    """In `exact` and in `integers`; of one, two and three slices, each summed exactly, added one after another."""
     rng = np.random.default_rng(seed)
-    weight = adversarial(rng, (outputs, inputs), w_kind)
-    matrix = exact.prepare_matrix(round_to_bfloat16(weight) if short else weight, "w")
-    x = adversarial(rng, (tokens, inputs), x_kind)
-    with np.errstate(over="ignore"):
-        result = exact.linear(x, matrix)
-    assert result.tobytes() == expected_products(x, matrix).tobytes()
+    require_pythons(adversarial(rng, (tokens, inputs), x_kind), stored_as(rng, (outputs, inputs), w_kind, form))
 
 
 @pytest.mark.parametrize("x_kind", KINDS)
-@pytest.mark.parametrize(("w_kind", "short"), [("normal", True), ("outlier", False)])
-def test_the_largest_width_of_the_family_is_exact(x_kind: str, w_kind: str, short: bool):
+@pytest.mark.parametrize(("w_kind", "form"), [("normal", "bfloat16"), ("outlier", "float32")])
+def test_the_largest_width_of_the_family_is_exact(x_kind: str, w_kind: str, form: str):
     rng = np.random.default_rng(1)
-    weight = adversarial(rng, (2, LARGEST_WIDTH), w_kind)
-    matrix = exact.prepare_matrix(round_to_bfloat16(weight) if short else weight, "w")
-    x = adversarial(rng, (1, LARGEST_WIDTH), x_kind)
+    require_pythons(adversarial(rng, (1, LARGEST_WIDTH), x_kind), stored_as(rng, (2, LARGEST_WIDTH), w_kind, form))
+
+
+def require_pythons(x: np.ndarray, weight: np.ndarray) -> None:
+    matrix = exact.prepare_matrix(weight, "w")
+    expected = expected_products(x, matrix).tobytes()
     with np.errstate(over="ignore"):
-        assert exact.linear(x, matrix).tobytes() == expected_products(x, matrix).tobytes()
+        assert exact.linear(x, matrix).tobytes() == expected
+        assert integers.linear(x, integers.prepare_matrix(weight, "w")).tobytes() == expected
 
 
 @given(seeds, kinds, kinds, st.integers(1, 300))
@@ -100,25 +99,16 @@ def test_a_product_is_within_four_units_of_float64_at_any_width(width: int, shor
 
 @given(seeds, kinds, st.integers(2, 400), st.integers(1, 6))
 def test_a_product_does_not_depend_on_the_order_of_its_terms(seed, kind, inputs, tokens):
+    """Nor a row of it on its neighbours."""
     rng = np.random.default_rng(seed)
     weight = adversarial(rng, (7, inputs), "normal")
     x = adversarial(rng, (tokens, inputs), kind)
     order = rng.permutation(inputs)
     with np.errstate(over="ignore"):
         straight = exact.linear(x, exact.prepare_matrix(weight, "w"))
-        shuffled = exact.linear(x[:, order], exact.prepare_matrix(weight[:, order], "w"))
-    assert straight.tobytes() == shuffled.tobytes()
-
-
-@given(seeds, kinds, st.integers(1, 70), st.integers(2, 9))
-def test_a_row_of_a_product_does_not_depend_on_its_neighbours(seed, kind, inputs, tokens):
-    rng = np.random.default_rng(seed)
-    matrix = exact.prepare_matrix(adversarial(rng, (33, inputs), "normal"), "w")
-    x = adversarial(rng, (tokens, inputs), kind)
-    with np.errstate(over="ignore"):
-        together = exact.linear(x, matrix)
-        alone = np.concatenate([exact.linear(row[None], matrix) for row in x])
-    assert together.tobytes() == alone.tobytes()
+        shuffled = exact.prepare_matrix(weight[:, order], "w")
+        assert straight.tobytes() == exact.linear(x[:, order], shuffled).tobytes()
+        assert straight[-1:].tobytes() == exact.linear(x[-1:, order], shuffled).tobytes()
 
 
 @pytest.mark.rounding
@@ -130,27 +120,6 @@ def test_the_plain_float32_product_depends_on_the_order_of_its_terms():
     straight = FLOAT32.linear(x, FLOAT32.prepare_matrix(weight, "w"))
     shuffled = FLOAT32.linear(x[:, order], FLOAT32.prepare_matrix(weight[:, order], "w"))
     assert straight.tobytes() != shuffled.tobytes()
-
-
-def test_a_zero_sum_is_plus_zero_whatever_the_blas_makes_of_it():
-    matrix = exact.prepare_matrix(np.full((5, 3), -1.0, np.float32), "w")
-    sly = Matrix(matrix.values.view(StartsWithTheFirstProduct), matrix.grid)
-    zeros = np.zeros((2, 3), np.float32)
-    assert np.signbit(zeros @ sly.values.T).all(), "the control: this BLAS gives -0"
-    assert not np.signbit(exact.linear(zeros, sly)).any()
-    assert not np.signbit(exact.linear(zeros, matrix)).any()
-
-
-def test_weights_whose_rows_leave_too_few_bits_are_refused():
-    weight = np.ones((1, 2**19), np.float32)
-    with pytest.raises(NumericsError, match=r"huge\.weight: rows of 524288 weights sum to 2\*\*38 units .* least 16"):
-        exact.prepare_matrix(weight, "huge.weight")
-
-
-def test_a_matrix_of_another_arithmetic_is_refused():
-    matrix = FLOAT64.prepare_matrix(np.ones((2, 2), np.float32), "w")
-    with pytest.raises(NumericsError, match="without a grid"):
-        exact.linear(np.ones((1, 2), np.float32), matrix)
 
 
 def test_inputs_finer_than_proved_are_not_summed_exactly():
@@ -169,7 +138,7 @@ def test_an_exact_sum_is_right_to_2_to_the_minus_52_and_ignores_order(seed, kind
     x = np.abs(adversarial(rng, (2, terms), kind)).astype(np.float64)
     x *= x
     total = grids.exact_sum(x)
-    assert total.tobytes() == grids.exact_sum(x[:, rng.permutation(terms)]).tobytes()
+    assert total.tobytes() == grids.exact_sum(x[:, rng.permutation(terms)]).tobytes() == integers.exact_sum(x).tobytes()
     for row, value in zip(x, total, strict=True):
         truth = sum((Fraction(float(v)) for v in row), Fraction(0))
         assert abs(Fraction(float(value)) - truth) <= truth * Fraction(1, 2**52)
@@ -185,8 +154,6 @@ def test_the_longest_sums_are_exact_and_longer_ones_are_refused():
     for part in (np.floor(x * 2.0**grids.TERM_BITS), np.rint(x * 2.0**grids.TERM_BITS)):
         exact_part = part[:, : grids.EXACT_TERMS]
         assert int(exact_part.sum()) == sum(int(v) for v in exact_part[0]), "the high parts of so many terms are exact"
-    with pytest.raises(NumericsError, match="sum of 262145 terms"):
-        grids.exact_sum(np.ones((1, grids.TERMS + 1)))
 
 
 @pytest.mark.parametrize("largest", [2**36, 2**36 - 1, -(2**36), 2**20])
@@ -212,69 +179,10 @@ def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
     assert grids.TERMS == SIZES["max_position_embeddings"][1] >= LONGEST_CONTEXT
 
 
-@given(seeds, kinds, st.integers(1, 400), st.integers(1, 400))
-def test_terms_of_zero_change_no_bit_of_a_sum(seed, kind, terms, more):
-    rng = np.random.default_rng(seed)
-    x = np.abs(adversarial(rng, (2, terms), kind)).astype(np.float64)
-    padded = np.concatenate([x, np.zeros((2, more))], axis=1)[:, rng.permutation(terms + more)]
-    assert grids.exact_sum(padded).tobytes() == grids.exact_sum(x).tobytes()
-    if x.any(axis=1).all():
-        assert grids.sum_exponent(padded).tolist() == grids.sum_exponent(x).tolist()
-        assert (2.0 ** grids.sum_exponent(x)[:, 0] > x.sum(axis=1) * (1 - 2.0**-18)).all()
-
-
-@given(seeds, kinds, st.integers(1, 7), st.integers(1, 12))
-def test_convolution_in_chunks_equals_convolution_in_one_piece(seed, kind, length, tokens):
-    rng = np.random.default_rng(seed)
-    u = adversarial(rng, (tokens, 5), kind)
-    taps = rng.normal(size=(5, length)).astype(np.float32)
-    bias = rng.normal(size=5).astype(np.float32)
-    history = np.zeros((length - 1, 5), np.float32)
-    with np.errstate(over="ignore"):
-        whole = exact.convolve(history, u, taps, bias)
-        rows = []
-        for row in u:
-            rows.append(exact.convolve(history, row[None], taps, bias))
-            history = np.concatenate([history, row[None]])[1:] if length > 1 else history
-    assert whole.tobytes() == np.concatenate(rows).tobytes()
-
-
-@given(seeds, st.sampled_from(["normal", "wide", "outlier"]), st.integers(1, 7))
-def test_a_convolution_is_the_true_sum_rounded_to_float32(seed, kind, length):
-    """Against fractions: float64 keeps every product, so only cancellation beyond 2**-50 could show."""
-    rng = np.random.default_rng(seed)
-    window, taps = adversarial(rng, (length, 3), kind), adversarial(rng, (3, length), "normal")
-    result = exact.convolve(window[:-1], window[-1:], taps)[0]
-    for channel in range(3):
-        terms = [
-            Fraction(float(u)) * Fraction(float(w)) for u, w in zip(window[:, channel], taps[channel], strict=True)
-        ]
-        truth, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
-        assert abs(Fraction(float(result[channel])) - truth) <= abs(truth) / 2**24 + size / 2**50 + Fraction(1, 2**149)
-
-
 def test_the_newest_tap_is_the_last():
     taps = np.array([[1.0, 10.0, 100.0]], np.float32)
     history = np.array([[1.0], [2.0]], np.float32)
     assert exact.convolve(history, np.array([[3.0], [4.0]], np.float32), taps).ravel().tolist() == [321.0, 432.0]
-
-
-@given(seeds, kinds, st.integers(1, 90))
-def test_a_norm_does_not_depend_on_the_order_of_its_channels(seed, kind, width):
-    rng = np.random.default_rng(seed)
-    x, weight = adversarial(rng, (3, width), kind), rng.normal(size=width).astype(np.float32)
-    order = rng.permutation(width)
-    straight = exact.rms_norm(x, weight, 1e-5)
-    assert straight[:, order].tobytes() == exact.rms_norm(x[:, order], weight[order], 1e-5).tobytes()
-
-
-@pytest.mark.rounding
-@given(st.lists(st.floats(-104, 104, width=32), min_size=1, max_size=30))
-def test_swiglu_is_float64s_rounded_once(gates):
-    gate = np.array(gates, np.float32)
-    up = np.ones_like(gate)
-    truth = FLOAT64.swiglu(gate.astype(np.float64), up.astype(np.float64))
-    assert np.abs(exact.swiglu(gate, up) - truth).max() <= np.spacing(np.abs(truth).max().astype(np.float32))
 
 
 def test_log_softmax_sums_to_one_and_holds_tiny_probabilities():

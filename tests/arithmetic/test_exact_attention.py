@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from operands import (
     KINDS,
     LONGEST_CONTEXT,
-    StartsWithTheFirstProduct,
     adversarial,
     integer_dot,
     kinds,
@@ -20,51 +19,7 @@ from operands import (
 from lfm2np.arithmetic import exact, exact_attention, grids
 from lfm2np.arithmetic.ieee import FLOAT64
 from lfm2np.arithmetic.matrix import AttentionScale
-from lfm2np.errors import NumericsError
 from lfm2np.truth import integers
-
-
-@given(seeds, st.integers(1, 5), st.lists(st.integers(-9, 9), min_size=6, max_size=6))
-def test_queries_keys_and_values_are_scaled_and_then_rounded_on_grids_of_their_own(seed, tokens, sizes):
-    """By fractions: each channel times its power of two, each row in steps of its own largest."""
-    random, bits = np.random.default_rng(seed), (grids.SUM_BITS - 3) // 2
-    heads = random.normal(size=(tokens, 2, 6)).astype(np.float32)
-    shift = np.array(sizes, np.int32)
-    keys = exact_attention.on_grid(heads, shift)
-    units, exponents = exact_attention.value_units(heads, AttentionScale(shift, -np.stack([shift, shift])))
-    for place in np.ndindex(tokens, 2):
-        scaled = [Fraction(float(x)) * Fraction(2) ** size for x, size in zip(heads[place], sizes, strict=True)]
-        top = next(e for e in range(-60, 60) if all(abs(x) < Fraction(2) ** e for x in scaled))
-        assert keys[place].tolist() == [round(x / Fraction(2) ** (top - bits)) * 2.0 ** (top - bits) for x in scaled]
-        assert units[place].tolist() == [round(x / Fraction(2) ** (top - exact_attention.VALUE_BITS)) for x in scaled]
-        assert exponents[place] == top
-
-
-def test_attention_to_zeros_is_plus_zero_whatever_the_blas_makes_of_it(monkeypatch: pytest.MonkeyPatch):
-    value_units = exact_attention.value_units
-
-    def sly(values: np.ndarray, scale: AttentionScale) -> tuple[np.ndarray, np.ndarray]:
-        units, exponents = value_units(values, scale)
-        assert np.signbit(units).all(), "the control: these zeros are negative"
-        return units.view(StartsWithTheFirstProduct), exponents
-
-    monkeypatch.setattr(exact_attention, "value_units", sly)
-    ones = np.ones((3, 1, 2), np.float32)
-    result = exact.attend(ones, ones, np.full((3, 1, 2), -0.0, np.float32), no_scale(1, 2))
-    assert not result.any()
-    assert not np.signbit(result).any()
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("operand", [0, 1, 2])
-def test_attention_names_the_first_operand_that_is_not_finite(operand: int, bad: float):
-    """A hidden infinity would make rows before it NaN, which a chunk that ends before it could not see."""
-    operands = [np.ones((6, 2, 4), np.float32) for _ in range(3)]
-    operands[operand][4, 1, 3] = bad
-    name = ("queries", "keys", "values")[operand]
-    with pytest.raises(NumericsError, match=rf"{name}\[4, 1, 3\] is {bad}, expected finite"):
-        exact.attend(*operands, no_scale(2, 4))
-    assert np.isfinite(exact.attend(*(x[:4] for x in operands), no_scale(2, 4))).all()
 
 
 def no_scale(groups: int, head_dim: int) -> AttentionScale:
@@ -98,17 +53,6 @@ def test_attention_scores_equal_python_integers_on_the_same_grid(seed, q_kind, k
                 assert Fraction(float(scores[head, t, c])) == truth
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 32, 64, 80, 96, 128, 256])
-def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
-    rng = np.random.default_rng(head_dim)
-    queries, keys = (rng.uniform(1.9, 2.0, (9, 1, head_dim)).astype(np.float32) for _ in range(2))
-    grid_queries, grid_keys = (exact_attention.on_grid(x, np.zeros(head_dim, np.int32))[:, 0] for x in (queries, keys))
-    scores = grid_queries @ grid_keys.T
-    for t in range(9):
-        for c in range(9):
-            assert Fraction(float(scores[t, c])) == integer_dot(grid_queries[t], grid_keys[c])
-
-
 @pytest.mark.parametrize(("kind", "sharpness"), [*zip(KINDS, itertools.cycle([0.0, 1.0, 30.0]), strict=False)])
 def test_weighted_values_over_the_longest_context_equal_python_integers(kind: str, sharpness: float):
     """Both products, for flat and for peaked attention; and their terms, in absolute value, stay below 2**53."""
@@ -128,32 +72,6 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
             assert sum(map(abs, terms)) < 2**53
             assert Fraction(float((shares @ units[:, 0])[channel])) == sum(terms)
     assert sum(int(share) for share in high.ravel()) <= 2**28 + grids.TERMS
-
-
-@given(seeds, kinds, st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 8, 64]), st.integers(1, 40))
-def test_attention_in_chunks_equals_attention_in_one_piece(seed, kind, groups, ratio, head_dim, context):
-    rng = np.random.default_rng(seed)
-    queries = rng.normal(size=(context, groups * ratio, head_dim)).astype(np.float32)
-    keys = rng.normal(size=(context, groups, head_dim)).astype(np.float32)
-    values = adversarial(rng, (context, groups, head_dim), kind)
-    scale = no_scale(groups, head_dim)
-    whole = exact.attend(queries, keys, values, scale)
-    cuts = sorted({0, context, *rng.integers(0, context + 1, 3).tolist()})
-    chunks = [exact.attend(queries[a:b], keys[:b], values[:b], scale) for a, b in itertools.pairwise(cuts)]
-    assert whole.tobytes() == np.concatenate(chunks).tobytes()
-
-
-@pytest.mark.rounding
-@given(seeds, st.sampled_from(["normal", "outlier", "constant", "zeros"]), st.integers(1, 60))
-def test_attention_is_as_close_to_float64_as_its_grids_promise(seed, kind, context):
-    rng = np.random.default_rng(seed)
-    queries = rng.normal(size=(context, 4, 16)).astype(np.float32)
-    keys = rng.normal(size=(context, 2, 16)).astype(np.float32)
-    values = adversarial(rng, (context, 2, 16), kind)
-    scale = no_scale(2, 16)
-    truth = FLOAT64.attend(*(a.astype(np.float64) for a in (queries, keys, values)), scale)
-    error = np.abs(exact.attend(queries, keys, values, scale) - truth)
-    assert error.max() <= 2.0**-20 * max(np.abs(values).max(), 1e-30)
 
 
 @pytest.mark.rounding
@@ -191,7 +109,7 @@ def hidden_giant(rng: np.random.Generator, context: int) -> list[np.ndarray]:
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("context", [256, 4097, 32_003, 131_072])
+@pytest.mark.parametrize("context", [256, 32_003])
 @pytest.mark.parametrize("operands", [flat, plain, hidden_giant])
 def test_attention_is_within_eight_units_of_float64_at_any_length(operands, context: int):
     """Units of float32, 2**-24, of the result's size; Haswell's kernels in float32: 1.3 to 36.

@@ -60,78 +60,42 @@ NO_ARITHMETIC = (  # of ours
     *("truth.operations", "engine.sampling.params", "arithmetic.Numerics"),
 )
 
-# Operations that are allowed in these functions only, and why there.
-LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
-    (
-        {".sum"},
-        {
-            "arithmetic/grids.py": {"exact_sum", "sum_units"},
-            "arithmetic/weight_grids.py": {"largest_row_sum"},
-            "truth/integers.py": {"exact_sum", "prepare_matrix", "mix_values"},
-            "arithmetic/products/exactness.py": {"operands"},
-        },
-        "of integers, at most 2**53 together by the function's docstring (int64 sums of integers.py up to 2**54)",
-    ),
-    (
-        {"@"},
-        {
-            "truth/integers.py": {"linear", "head_scores", "mix_values"},
-            "arithmetic/products/exactness.py": {"is_exact"},
-        },
-        "of int64, at most 2**53 by the function's docstring",
-    ),
-    (
-        {"@", "np.matmul", *PRODUCTS},
-        {
-            "arithmetic/products/product.py": {"*"},
-            "arithmetic/attention.py": {"compute", "join_scores", "weighted_values"},
-            "arithmetic/products/exactness.py": {"", "scores", "values"},
-        },
-        "of whatever they are given: the next rows say who gives it to them",
-    ),
-    (
-        {"rounded_product", "product"},
-        {"arithmetic/exact.py": {"linear", "rounded_product"}},
-        "linear puts its inputs on the matrix's grid, so no sum of products exceeds 2**53",
-    ),
-    (
-        {"stacked_scores", "weighted_values"},
-        {"arithmetic/exact_attention.py": {"attend_spans", "mix"}},
-        "of on_grid's queries and keys, and of share_units and value_units, at most 2**53 by their docstrings",
-    ),
-    (
-        {"np.cumsum"},
-        {"engine/sampling/choice.py": {"keep_top_p", "draw"}},
-        "of integer weights, at most 2**62 together",
-    ),
-    (
-        {"np.cumsum", "np.diff", "np.prod"},
-        {"engine/uncached.py": {"runs_of"}, "engine/cache.py": {"*"}},
-        "of counts",
-    ),
-    ({"sum"}, {"arithmetic/attention.py": {"*"}, "engine/cache.py": {"*"}}, "of counts of tokens and bytes"),
-    ({"np.bincount", "np.partition"}, {"engine/sampling/choice.py": {"*"}}, "counts of ids; the k-th largest value"),
-    (
-        {"np.searchsorted", ".as_integer_ratio"},
-        {"engine/sampling/choice.py": {"*"}},
-        "a place among integers; an exact ratio",
-    ),
-    (
-        {"np.random.Philox", "import hashlib"},
-        {"engine/sampling/choice.py": {"*"}},
-        "counter-based, integers: not of floats",
-    ),
-    (
-        {"math.factorial", "-1.0**", ".fromhex"},
-        {"truth/elementary.py": {""}},
-        "constants, one exact or rounded step",
-    ),
-    (
-        {"hasattr", ".put", "lfm2np.system"},
-        {"arithmetic/pieces.py": {"*"}},
-        "what the system has; a queue's, not an array's",
-    ),
-    ({"import ctypes", "getattr", "np.show_config"}, {"arithmetic/products/blas.py": {"*"}}, "asks which BLAS: names"),
+# File, functions ("" outside of any, * in all), and operations that are allowed there only; above them, why.
+LISTED = [
+    # sums of integers, at most 2**53 together by the function's docstring (int64 sums of integers.py up to 2**54)
+    ("arithmetic/grids.py", {"exact_sum", "sum_units"}, {".sum"}),
+    ("arithmetic/weight_grids.py", {"largest_row_sum"}, {".sum"}),
+    ("truth/integers.py", {"exact_sum", "prepare_matrix", "mix_values"}, {".sum"}),
+    ("arithmetic/products/exactness.py", {"operands"}, {".sum"}),
+    # products of int64, likewise
+    ("truth/integers.py", {"linear", "head_scores", "mix_values"}, {"@"}),
+    ("arithmetic/products/exactness.py", {"is_exact"}, {"@"}),
+    # products of whatever they are given: the next rows say who gives it to them
+    ("arithmetic/products/product.py", {"*"}, {"@", "np.matmul", "by_tiles", "by_vectors", "turned_round"}),
+    ("arithmetic/attention.py", {"compute"}, {"join_scores"}),
+    ("arithmetic/attention.py", {"join_scores", "weighted_values"}, {"@"}),
+    ("arithmetic/products/exactness.py", {""}, {"product"}),
+    ("arithmetic/products/exactness.py", {"scores"}, {"join_scores"}),
+    ("arithmetic/products/exactness.py", {"values"}, {"weighted_values"}),
+    # linear puts its inputs on the matrix's grid, so no sum of products exceeds 2**53
+    ("arithmetic/exact.py", {"linear"}, {"rounded_product"}),
+    ("arithmetic/exact.py", {"rounded_product"}, {"product"}),
+    # of on_grid's queries and keys, and of share_units and value_units, at most 2**53 by their docstrings
+    ("arithmetic/exact_attention.py", {"attend_spans"}, {"stacked_scores"}),
+    ("arithmetic/exact_attention.py", {"mix"}, {"weighted_values"}),
+    # of integer weights, at most 2**62 together; ids; the k-th largest; a place among integers; an exact ratio
+    ("engine/sampling/choice.py", {"keep_top_p", "draw"}, {"np.cumsum"}),
+    ("engine/sampling/choice.py", {"*"}, {"np.bincount", "np.partition", "np.searchsorted", ".as_integer_ratio"}),
+    ("engine/sampling/choice.py", {"*"}, {"np.random.Philox", "import hashlib"}),  # counter-based, of integers
+    # of counts of tokens and bytes
+    ("engine/uncached.py", {"runs_of"}, {"np.cumsum"}),
+    ("engine/cache.py", {"*"}, {"np.diff", "np.prod", "sum"}),
+    ("arithmetic/attention.py", {"*"}, {"sum"}),
+    # constants, one exact or rounded step
+    ("truth/elementary.py", {""}, {"math.factorial", "-1.0**", ".fromhex"}),
+    # what the system has; a queue's, not an array's; names of BLAS
+    ("arithmetic/pieces.py", {"*"}, {"hasattr", ".put", "lfm2np.system"}),
+    ("arithmetic/products/blas.py", {"*"}, {"import ctypes", "getattr", "np.show_config"}),
 ]
 
 
@@ -174,15 +138,12 @@ def is_module(operation: str) -> bool:
     return operation.startswith((*TYPES, *(f"lfm2np.{name}" for name in ours)))
 
 
-def listed(file: str, function: str) -> set[str]:
-    return {name for names, places, _ in LISTED for name in names if {function, "*"} & places.get(file, set())}
-
-
 def refused(file: str, source: str) -> set[tuple[str, str]]:
+    listed = {(place, name) for path, places, names in LISTED if path == file for place in places for name in names}
     return {
         (function, name)
         for function, name in operations(source)
-        if name not in EVERYWHERE and name not in listed(file, function) and not is_module(name)
+        if name not in EVERYWHERE and not listed & {(function, name), ("*", name)} and not is_module(name)
     }
 
 
@@ -216,11 +177,9 @@ def test_what_could_round_by_the_order_or_by_the_machine_is_refused(line: str):
 
 def test_nothing_is_allowed_that_is_not_used():
     """Else a list outlives its reason. The control of `below`, too: it finds all of them."""
-    used = {(file, *operation) for file in FILES for operation in operations((TOP / file).read_text(encoding="utf-8"))}
-    names = {name for _, _, name in used}
-    assert names >= EVERYWHERE
-    for allowed, places, _ in LISTED:
-        assert names >= allowed
-        for file, functions in places.items():
-            for function in functions:
-                assert any(path == file and function in (where, "*") and name in allowed for path, where, name in used)
+    used = {file: [*operations((TOP / file).read_text(encoding="utf-8"))] for file in FILES}
+    assert {name for found in used.values() for _, name in found} >= EVERYWHERE
+    for file, places, names in LISTED:
+        assert {(place, name) for place in places for name in names} <= {
+            (place, name) for function, name in used[file] for place in (function, "*")
+        }, file

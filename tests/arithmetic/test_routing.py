@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
 
 import mpmath
 import numpy as np
-import pytest
+from builders import MIXTURES, mixture
 from hypothesis import given
 from hypothesis import strategies as st
-from operands import adversarial, float32_of, kinds, seeds
+from operands import adversarial, kinds, seeds
 
+import lfm2np
 from lfm2np.arithmetic import exact, routing
-from lfm2np.arithmetic.pieces import SMALL_PIECE
-from lfm2np.truth import reference
-from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
+from lfm2np.truth import integers, reference
 
 mpmath.mp.prec = 200
 LEAST = Fraction(routing.LEAST_SUM)  # the float64 nearest to 1e-6
@@ -55,12 +53,6 @@ def test_a_sigmoid_ends_at_nought_and_one_and_nan_stays() -> None:
     assert np.isnan(actual[7])
 
 
-@given(st.lists(st.floats(-104, 104, width=32), min_size=2, max_size=50))
-def test_a_larger_product_never_has_a_smaller_score(values: list[float]) -> None:
-    x = np.sort(np.array(values, np.float32))
-    assert (np.diff(exact.sigmoid(x)) >= 0.0).all()
-
-
 # --- the choice
 
 
@@ -77,15 +69,6 @@ def test_the_best_are_those_of_a_brute_force_and_of_equal_ones_the_lowest(seed: 
 def test_what_is_not_a_number_is_chosen_last() -> None:
     row = np.array([[np.nan, -np.inf, 1.0, np.nan, np.inf]], np.float32)
     assert routing.top_k(row, 5).tolist() == [[4, 2, 1, 0, 3]]
-
-
-@given(seeds)
-def test_a_score_and_its_bias_are_added_and_rounded_once(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    scores, bias = scores_of(rng, (3, 7)), rng.normal(size=7).astype(np.float32)
-    for row, bia in zip(scores, exact.add_expert_bias(scores, bias), strict=True):
-        sums = [Fraction(float(score)) + Fraction(float(bia)) for score, bia in zip(row, bias, strict=True)]
-        assert bia.tolist() == [float(float32_of(total)) for total in sums]
 
 
 # --- weights
@@ -105,93 +88,36 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
             assert abs(Fraction(float(weight)) - truth) <= slack
 
 
-@given(seeds, st.integers(1, 32), st.booleans())
-def test_weights_do_not_depend_on_the_order_of_the_experts(seed: int, count: int, normalised: bool) -> None:
-    rng = np.random.default_rng(seed)
-    scores, order = scores_of(rng, (4, count)), rng.permutation(count)
-    weights = exact.routing_weights(scores, normalised, 2.5)
-    assert weights[:, order].tobytes() == exact.routing_weights(scores[:, order], normalised, 2.5).tobytes()
-
-
-def test_of_scores_that_are_all_0_no_weight_is_infinite() -> None:
-    nothing = np.zeros((2, 3), np.float32)
-    assert exact.routing_weights(nothing, True, 2.5).tobytes() == nothing.tobytes()
-
-
-# --- the mixture
-
-
-@given(seeds, st.sampled_from(["normal", "wide", "outlier", "zeros"]), st.integers(1, 8))
-def test_a_mixture_is_the_true_sum_rounded_once_but_for_its_cancellation(seed: int, kind: str, count: int) -> None:
-    rng = np.random.default_rng(seed)
-    outputs, weights = adversarial(rng, (2, count, 3), kind), scores_of(rng, (2, count))
-    combined = exact.combine_experts(outputs, weights)
-    for row in range(2):
-        for column in range(3):
-            products = zip(outputs[row, :, column], weights[row], strict=True)
-            terms = [Fraction(float(value)) * Fraction(float(weight)) for value, weight in products]
-            truth, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
-            rounding = max(abs(truth) / 2**24, Fraction(1, 2**150))
-            assert abs(Fraction(float(combined[row, column])) - truth) <= rounding + (count - 1) * size / 2**52
-
-
 def test_a_mixture_is_added_best_expert_first() -> None:
     """1e16 + 1 - 1e16 is 0 in this order of float64."""
     outputs = np.array([[[1e16], [1.0], [-1e16]]], np.float32)
-    assert exact.combine_experts(outputs, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
-    assert exact.combine_experts(outputs[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
-
-
-def test_a_mixture_of_more_rows_than_a_piece_is_that_of_each_row() -> None:
-    rng = np.random.default_rng(4)
-    width = 700
-    outputs = rng.normal(size=(2 * SMALL_PIECE // width + 3, 2, width)).astype(np.float32)
-    weights = scores_of(rng, outputs.shape[:2])
-    alone = [exact.combine_experts(outputs[row : row + 1], weights[row : row + 1]) for row in range(len(outputs))]
-    assert exact.combine_experts(outputs, weights).tobytes() == np.concatenate(alone).tobytes()
+    for arithmetic in (exact, integers):
+        assert arithmetic.combine_experts(outputs, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
+        assert arithmetic.combine_experts(outputs[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
 
 
 # --- whatever is computed together
 
-TOKENS, WIDTH, EXPERTS, INNER = 12, 8, 5, 6
-
-
-def mixture_weights(rng: np.random.Generator, is_biased: bool) -> MixtureWeights:
-    """Experts 1 and 3 have the same gate: they tie."""
-    gate = rng.normal(size=(EXPERTS, WIDTH)).astype(np.float32)
-    gate[3] = gate[1]
-    parts = [
-        (rng.normal(size=(2 * INNER, WIDTH)).astype(np.float32), rng.normal(size=(WIDTH, INNER)).astype(np.float32))
-        for _ in range(EXPERTS)
-    ]
-    prepared = [FeedForwardWeights(*(exact.prepare_matrix(matrix, "w") for matrix in both)) for both in parts]
-    bias = rng.normal(size=EXPERTS).astype(np.float32) if is_biased else None
-    return MixtureWeights(router=exact.prepare_matrix(gate, "gate"), bias=bias, expert=prepared.__getitem__)
-
-
-def config_of(each: int, normalised: bool) -> Any:
-    mixture = SimpleNamespace(num_experts_per_tok=each, norm_topk_prob=normalised, routed_scaling_factor=2.5)
-    return SimpleNamespace(mixture=mixture)
+TOKENS = 12
+loaded = functools.cache(lambda name: lfm2np.load(mixture(name)))
 
 
 @given(
+    name=st.sampled_from(sorted(MIXTURES)),
     seed=seeds,
     kind=kinds,
-    each=st.integers(1, EXPERTS),
-    is_biased=st.booleans(),
-    normalised=st.booleans(),
     groups=st.lists(st.integers(0, 3), min_size=TOKENS, max_size=TOKENS),
     spoilt=st.lists(st.integers(0, TOKENS - 1), max_size=2),
 )
 def test_a_row_of_a_mixture_has_the_same_bits_beside_whatever_rows(
-    seed: int, kind: str, each: int, is_biased: bool, normalised: bool, groups: list[int], spoilt: list[int]
+    name: str, seed: int, kind: str, groups: list[int], spoilt: list[int]
 ) -> None:
     """Any grouping of a step's tokens, in any order; rows that are not finite spoil none but themselves."""
-    rng = np.random.default_rng(seed)
-    weights, config = mixture_weights(rng, is_biased), config_of(each, normalised)
-    x = adversarial(rng, (TOKENS, WIDTH), kind)
+    rng, config = np.random.default_rng(seed), loaded(name).config
+    weights = loaded(name).weights.layers[1].feed_forward
+    x = adversarial(rng, (TOKENS, config.hidden_size), kind)
     for row in spoilt:
-        x[row, rng.integers(WIDTH)] = rng.choice(SPECIALS)
+        x[row, rng.integers(config.hidden_size)] = rng.choice(SPECIALS)
     with np.errstate(all="ignore"):
         alone = [reference.mixture_of_experts(weights, config, exact, x[row : row + 1])[0] for row in range(TOKENS)]
         for group in set(groups):
@@ -199,23 +125,3 @@ def test_a_row_of_a_mixture_has_the_same_bits_beside_whatever_rows(
             together = reference.mixture_of_experts(weights, config, exact, x[rows])
             for row, actual in zip(rows, together, strict=True):
                 assert row in spoilt or actual.tobytes() == alone[row].tobytes(), row
-
-
-def test_tied_experts_are_taken_in_the_order_of_their_ids() -> None:
-    """Experts 1 and 3 tie in every row: 3 is never chosen before 1, and sometimes it alone is left out."""
-    rng = np.random.default_rng(7)
-    weights = mixture_weights(rng, False)
-    chosen, _ = reference.route(weights, config_of(2, True), exact, rng.normal(size=(50, WIDTH)).astype(np.float32))
-    rows = [row for row in chosen.tolist() if 3 in row]
-    assert rows and all(row == [1, 3] for row in rows)
-    assert any(1 in row and 3 not in row for row in chosen.tolist())
-
-
-@pytest.mark.parametrize("special", SPECIALS)
-def test_a_row_that_is_not_finite_chooses_experts_all_the_same(special: float) -> None:
-    """Of its output nothing is used; but an index beyond the experts would stop the whole step."""
-    x = np.full((1, WIDTH), special, np.float32)
-    with np.errstate(all="ignore"):
-        chosen, _ = reference.route(mixture_weights(np.random.default_rng(0), True), config_of(3, True), exact, x)
-    assert sorted(set(chosen[0].tolist())) == sorted(chosen[0].tolist())
-    assert set(chosen[0].tolist()) <= set(range(EXPERTS))

@@ -63,14 +63,6 @@ def test_sigmoid_of_every_finite_bfloat16_is_torchs_to_the_bit() -> None:
     assert FINITE[ours != to_numpy(torch.sigmoid(to_torch(FINITE)))].tolist() == []
 
 
-def test_scores_and_bias_are_added_in_float32_to_the_bit() -> None:
-    scores, bias = BFLOAT16.sigmoid(normal(1, TOKENS, EXPERTS)), bias_of(True)
-    assert bias is not None
-    peer = to_torch(scores) + torch.from_numpy(bias)
-    assert peer.dtype == torch.float32
-    assert np.array_equal(BFLOAT16.add_expert_bias(scores, bias), peer.numpy())
-
-
 @pytest.mark.parametrize("factor", [1.0, 2.5])
 @pytest.mark.parametrize("normalised", [False, True])
 def test_weights_of_chosen_scores_are_torchs_but_for_the_order_of_their_sum(normalised: bool, factor: float) -> None:
@@ -104,14 +96,6 @@ def test_the_router_is_transformers_wherever_no_scores_tie(is_biased: bool, norm
     assert same[apart].mean() > 0.99, "a product whose sums round otherwise may pass another one"
     decided = same & apart
     assert units_apart(our_weights, to_numpy(their_weights))[decided].max() <= 2.0
-
-
-def test_of_tied_scores_torch_does_not_take_the_lowest_ids() -> None:
-    """Which is why a tie is a route that may differ, and no error of an engine."""
-    ties = np.zeros((1000, EXPERTS), np.float32)
-    ours = BFLOAT16.top_k(ties, EACH)
-    assert ours.tolist() == [[0, 1, 2, 3]] * 1000
-    assert (np.sort(torch.topk(to_torch(ties), EACH).indices.numpy()) != ours).any()
 
 
 @pytest.mark.parametrize("way", ["grouped_mm", "batched_mm", "eager"])

@@ -1,4 +1,4 @@
-"""config.json, chat and ids against transformers: the same raw input, the same meaning."""
+"""config.json and ids against transformers: the same raw input, the same meaning; chats are in test_prompts_peer.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, tiny_config, write_tokenizer
+from builders import OLD_350M, VOCAB_SIZE, raw_config, raw_mixture, tiny_config, write_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config_json import parse_config
+from lfm2np.checkpoint.config_json import OF_MIXTURES as KEYS
+from lfm2np.checkpoint.config_json import load_config, parse_config
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
-from lfm2np.errors import TokenizerError
 from lfm2np.truth.layers import expected_tensors, parameter_count
 
 pytestmark = pytest.mark.peers
@@ -24,10 +25,6 @@ CHANGES: list[dict[str, object]] = [
     {},
     {"block_ff_dim": 40},
     {"block_ff_dim": 40, "block_auto_adjust_ff_dim": True},
-    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 1},
-    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 7, "block_ffn_dim_multiplier": 1.6},
-    {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5},
-    {"block_ffn_dim_multiplier": 3.0, "block_multiple_of": 7},
     {"layer_types": None, "full_attn_idxs": [0]},
     {"layer_types": None, "full_attn_idxs": []},
     {"layer_types": None},
@@ -59,34 +56,70 @@ CHANGES: list[dict[str, object]] = [
     {"norm_eps": 1e-6, "max_position_embeddings": 7},
     {"torch_dtype": "float32", "use_cache": False, "never_heard_of": 3},
 ]
-FULL = [OLD_350M, {"model_type": "lfm2", "num_hidden_layers": 2, "hidden_size": 64}]
+SPARSE: list[dict[str, object]] = [
+    {},
+    {"use_expert_bias": False},
+    {"norm_topk_prob": False, "routed_scaling_factor": 2.5, "num_experts_per_tok": 4},
+    {"num_dense_layers": 0},
+    {"num_dense_layers": 3},
+    {"num_dense_layers": 9},
+    {"tie_embedding": False},
+    {"tie_embedding": False, "tie_word_embeddings": True},
+    {"rope_theta": 5e6},
+    {"rope_theta": 5e6, "theta": 5e6},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000}},
+    {"head_dim": 6, "conv_bias": True, "conv_L_cache": 4},
+    {"layer_types": ["attention", "conv", "conv"]},
+    {"eos_token_id": [4, 2], "norm_eps": 1e-6},
+    {"block_ff_dim": 24, "block_multiple_of": 7, "num_local_experts": 4, "router_aux_loss_coef": 0.1},
+]
+A1B = {"num_hidden_layers": 24, "layer_types": ["conv"] * 18 + ["full_attention"] * 6}  # the order changes no count
+FULL: list[dict[str, object]] = [OLD_350M, {"model_type": "lfm2", "num_hidden_layers": 2, "hidden_size": 64}]
+FULL += [{"model_type": "lfm2_moe"} | A1B]
+RAW = [*(raw_config(**changes) for changes in CHANGES), *(raw_mixture(**changes) for changes in SPARSE), *FULL]
 
 
-@pytest.mark.parametrize("raw", [*(raw_config(**changes) for changes in CHANGES), *FULL])
+@pytest.mark.parametrize("raw", RAW)
 def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
     ours = parse_config(copy.deepcopy(raw), "config.json")
-    theirs = transformers.Lfm2Config(**copy.deepcopy(raw))
+    kind = "Lfm2Moe" if raw["model_type"] == "lfm2_moe" else "Lfm2"
+    theirs = getattr(transformers, f"{kind}Config")(**copy.deepcopy(raw))
     with torch.device("meta"):
-        model = transformers.Lfm2ForCausalLM(theirs)
+        model = getattr(transformers, f"{kind}ForCausalLM")(theirs)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if ours.tie_word_embeddings:
         shapes.pop("lm_head.weight")
-    assert expected_tensors(ours) == shapes
+    assert expected_tensors(ours) == single(shapes)
     assert parameter_count(ours) == sum(parameter.numel() for parameter in model.parameters())
+    if ours.mixture is not None:
+        assert {name: getattr(theirs, name) for name in KEYS} == {name: getattr(ours.mixture, name) for name in KEYS}
+    else:
+        assert model.model.rotary_emb.rope_type == "default"
+        assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
     assert ours.layer_types == tuple(theirs.layer_types)
-    assert (
-        ours.tie_word_embeddings
-        == theirs.tie_word_embeddings
-        == (model.lm_head.weight is model.model.embed_tokens.weight)
-    )
-    assert model.model.rotary_emb.rope_type == "default"
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings == is_tied
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
     assert ours.norm_eps == model.model.embedding_norm.variance_epsilon
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert (ours.bos_token_id, ours.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
     eos = theirs.eos_token_id
     assert list(ours.eos_token_ids) == ([] if eos is None else eos if isinstance(eos, list) else [eos])
+
+
+def single(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of fused experts as those of one tensor an expert."""
+    split_shapes = {}
+    for name, shape in shapes.items():
+        prefix, _, what = name.rpartition(".")
+        if what == FUSED[0]:
+            half = (shape[1] // 2, shape[2])
+            split_shapes |= {f"{prefix}.{e}.{which}.weight": half for e in range(shape[0]) for which in ("w1", "w3")}
+        elif what == FUSED[1]:
+            split_shapes |= {f"{prefix}.{e}.w2.weight": shape[1:] for e in range(shape[0])}
+        else:
+            split_shapes[name] = shape
+    return split_shapes
 
 
 @given(
@@ -110,50 +143,9 @@ def test_any_width_is_adjusted_as_in_transformers(width: int, adjust: bool, mult
 
 
 def test_a_config_saved_by_transformers_loads(tmp_path: Path) -> None:
-    from lfm2np.checkpoint.config_json import load_config
-
     for raw in (OLD_350M, raw_config()):
         transformers.Lfm2Config(**raw).save_pretrained(tmp_path)
         assert load_config(tmp_path) == parse_config(raw, "config.json")
-
-
-TEMPLATES = [
-    PLAIN_TEMPLATE,
-    "  {% for m in messages %}\n  {{ m | tojson }}\n  {% endfor %}\n{{ eos_token }}",
-    "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
-    "{{ bos_token ~ messages|length }}",
-    "{{ bos_token }}{% set ns = namespace(last='') %}{% for m in messages %}{% set ns.last = m.content %}"
-    "{% if loop.last %}{% break %}{% endif %}{% generation %}{{ m.role | upper }}{% endgeneration %}\n{% endfor %}"
-    "{{ ns.last | trim | tojson(indent=2) }}{{ tools is none }}{{ documents }}{{ undefined_name }}",
-    "{{- bos_token -}}{%- for message in messages -%}{%- set content = message['content'] -%}"
-    "{%- if content is not string -%}{%- set content = content | tojson -%}{%- endif -%}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' -}}"
-    "{%- endfor -%}",
-]
-TALKS = [
-    [{"role": "user", "content": "hi"}],
-    [{"role": "user", "content": " <b>é🙂\n</think>\n x <|im_end|> "}, {"role": "assistant", "content": "a</think>b"}],
-    [{"role": "system", "content": ""}, {"role": "user", "content": "{{ 1 }}", "name": "Ada"}],
-]
-
-
-@pytest.mark.parametrize("talk", TALKS)
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_chat_is_rendered_and_tokenised_as_by_transformers(
-    tmp_path: Path, template: str, talk: list[dict[str, str]]
-) -> None:
-    write_tokenizer(tmp_path, template)
-    ours = load_tokenizer(tmp_path, tiny_config(bos_token_id=None))
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    try:
-        text = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    except Exception as refusal:
-        with pytest.raises(TokenizerError, match=str(refusal)):
-            ours.render_chat(talk)
-        return
-    assert ours.render_chat(talk) == text
-    ids = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
-    assert ours.encode_chat(talk) == ids
 
 
 @given(text=st.text(max_size=20), ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30))

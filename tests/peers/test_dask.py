@@ -9,8 +9,6 @@ import random
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -25,11 +23,9 @@ from distributed.cfexecutor import _cascade_future
 import lfm2np
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model
-from lfm2np.engine.teacher_forcing import score_many
-from lfm2np.engine.work.place import Place, map_shards, source_of
-from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.engine.work.place import map_shards, source_of
+from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.errors import WorkerError
 from lfm2np.oracle.check import check
 from lfm2np.oracle.engines.python_target import PythonTarget
@@ -44,16 +40,10 @@ SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)
 
 @contextlib.contextmanager
 def three_workers() -> Iterator[Client]:
-    """Three worker processes on this machine. One that is killed while its nanny starts it never comes back, so a test
-    that kills any has a cluster of its own and does not wait for three.
+    """Processes on this machine. One that is killed while its nanny starts it never comes back, so a test that kills
+    any has a cluster of its own and does not wait for three.
     """
     with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        yield client
-
-
-@pytest.fixture
-def mortal() -> Iterator[Client]:
-    with three_workers() as client:
         yield client
 
 
@@ -70,27 +60,6 @@ def model() -> Model:
 
 def workers(client: Client) -> set[int]:
     return set(client.run(os.getpid).values())
-
-
-def test_scores_are_the_same_bits_though_a_worker_is_killed_midway(
-    mortal: Client, model: Model, tmp_path: Path
-) -> None:
-    """One of three, by SIGKILL, when the first results are there and before the last shards are sent."""
-    killed: list[int] = []
-
-    def kill_one(done: int, total: int) -> None:
-        if done and not killed:
-            assert done < total
-            killed.append(min(workers(mortal)))
-            os.kill(killed[0], signal.SIGKILL)
-
-    path = tmp_path / "results.jsonl"
-    with ResultsFile(path, model) as record:
-        place = Place(mortal.get_executor(pure=False), record, max_num_batched_tokens=16)
-        scores = score_many(model, SEQUENCES, place, kill_one)
-    assert repr(scores) == repr([model.score(ids) for ids in SEQUENCES])
-    assert killed and killed[0] not in workers(mortal)
-    spot_check(model, list(merged([path], model).values()), WORKS, 10, seed=0)
 
 
 class LostWhileItsResultCame:
@@ -170,38 +139,37 @@ def score(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
     return code, json.loads(captured.out)["outputs"] if captured.out else None, captured.err
 
 
-def when_lines(path: Path, act: Callable[[], None]) -> threading.Thread:
-    """Acts as soon as there are results."""
+def after_the_first_result(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """When it is in the file, and no other is."""
+    extend = ResultsFile.extend
 
-    def watch() -> None:
-        while not (path.exists() and path.read_bytes().count(b"\n")):
-            time.sleep(0.01)
+    def first(self: ResultsFile, *result: Any) -> None:
+        extend(self, *result)
+        monkeypatch.setattr(ResultsFile, "extend", extend)
         act()
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    monkeypatch.setattr(ResultsFile, "extend", first)
 
 
 def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
-    mortal: Client, requests: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    requests: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, killed, lines = tmp_path / "results.jsonl", list[int](), list[int]()
-
-    def kill() -> None:
-        killed.append(min(workers(mortal)))
-        os.kill(killed[0], signal.SIGKILL)
-        lines.append(results.read_bytes().count(b"\n"))
-
+    """By SIGKILL; results of its shards that were not fetched are lost."""
+    results, killed = tmp_path / "results.jsonl", list[int]()
     options = ["--requests", requests]
-    killer = when_lines(results, kill)
-    code, printed, _ = score(capsys, *options, "--dask", mortal.scheduler.address, "--save", str(results))
-    killer.join(60)
-    assert code == 0 and lines[0] < len(SEQUENCES)
-    assert printed == score(capsys, *options)[1]
-    assert killed[0] not in workers(mortal)
-    merge = ["score", "--merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
-    assert main([*merge, mortal.scheduler.address]) == 0
+    with three_workers() as client:
+        address = client.scheduler.address
+
+        def kill() -> None:
+            killed.append(min(workers(client)))
+            os.kill(killed[0], signal.SIGKILL)
+
+        after_the_first_result(monkeypatch, kill)
+        code, printed, _ = score(capsys, *options, "--dask", address, "--save", str(results))
+        assert code == 0 and printed == score(capsys, *options)[1]
+        assert killed[0] not in workers(client)
+        merge = ["score", "--merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
+        assert main([*merge, address]) == 0
     assert capsys.readouterr().out.endswith("60 items from 1 files; 5 computed again\n")
 
 
@@ -214,9 +182,8 @@ def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         scheduler = str(tmp_path / "scheduler.json")
         Path(scheduler).write_text(json.dumps({"address": cluster.scheduler_address}))
-        killer = when_lines(results, lambda: cluster.scale(0))
+        after_the_first_result(monkeypatch, lambda: cluster.scale(0))
         code, _, message = score(capsys, *options, "--dask", scheduler)
-        killer.join(60)
         assert code == 1 and "had no worker for 1 seconds; with --save FILE, the same command resumes" in message
         kept = results.read_bytes().count(b"\n")
         assert 0 < kept < len(SEQUENCES)

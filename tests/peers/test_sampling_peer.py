@@ -152,29 +152,6 @@ def test_the_orders_meet_where_every_filter_bites(profile: str) -> None:
     assert telling >= 100, "the control: the other order is told apart"
 
 
-def test_transformers_builds_the_chain_in_the_order_that_the_profile_documents() -> None:
-    params = SamplingParams(
-        temperature=0.5,
-        top_k=5,
-        top_p=0.5,
-        min_p=0.1,
-        repetition_penalty=1.2,
-        logit_bias={1: 1.0},
-        banned_token_ids=[2],
-        min_tokens=1,
-    )
-    assert [type(step).__name__ for step in chain(params, 1)] == [
-        "SequenceBiasLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-    ]
-
-
 @given(requests(), st.floats(-2, 2), st.floats(-2, 2))
 def test_the_transformers_chain_in_vllms_order_is_profile_vllm(
     request_: Any, frequency: float, presence: float

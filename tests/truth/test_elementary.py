@@ -72,12 +72,6 @@ def test_exp_keeps_shapes_and_its_argument_and_takes_views(shape: tuple[int, ...
         assert np.array_equal(elementary.exp(x[:, ::2]), actual[:, ::2])
 
 
-@given(st.floats(-740, 700), st.floats(0, 1))
-def test_exp_never_decreases_by_more_than_its_error(x: float, step: float):
-    low, high = elementary.exp(np.array([x, x + step]))
-    assert high >= low * (1 - 2.0**-49)
-
-
 def log_arguments() -> np.ndarray:
     return np.concatenate(
         [
@@ -107,7 +101,12 @@ def angle_arguments() -> np.ndarray:
     rotary = [angles(positions, 64, Rope(theta))[:, ::5].ravel() for theta in (1e4, 1e6, 5e6)]
     near_multiples = (np.arange(1, 3000) * float(mpmath.pi / 2)).astype(np.float32)
     tiny = np.array([0.0, 1e-45, 1e-38, 1e-10, 1e-4, 0.7853981, 0.78539819], np.float32)
-    every = np.concatenate([rng[RNG.integers(0, rng.size, 3000)] for rng in rotary] + [near_multiples, tiny])
+    odd = np.arange(1, 2**20, 2) * (np.pi / 2)
+    odd = odd[odd < 2**20]
+    away = np.abs(odd.astype(np.float32) - odd)
+    assert away.min() < 1e-7
+    worst = [odd.astype(np.float32)[away.argmin()]]  # the worst cancellation of all float32 angles
+    every = np.concatenate([rng[RNG.integers(0, rng.size, 3000)] for rng in rotary] + [near_multiples, tiny, worst])
     return np.concatenate([every, -every[::7]]).astype(np.float32)
 
 
@@ -120,30 +119,10 @@ def test_cos_and_sin_are_within_2_to_the_minus_49_up_to_position_2_to_the_20():
         assert a == 0.0 or relative_error(s, mpmath.sin(angle)) < 2.0**-49
 
 
-def test_the_float32_nearest_to_a_multiple_of_half_pi_keeps_the_bound():
-    """The worst cancellation of any float32 angle near an odd multiple of pi/2 below 2**20, found by trying all."""
-    worst, distance = np.float32(0), 1.0
-    for n in range(1, 2**20, 2):
-        angle = np.float32(n * 1.5707963267948966)
-        if angle < 2**20 and (away := abs(float(angle) - n * 1.5707963267948966)) < distance:
-            worst, distance = angle, away
-    cos, sin = elementary.cos_sin(np.array([worst]))
-    assert distance < 1e-7
-    assert relative_error(cos[0], mpmath.cos(mpmath.mpf(float(worst)))) < 2.0**-49
-    assert relative_error(sin[0], mpmath.sin(mpmath.mpf(float(worst)))) < 2.0**-49
-
-
 def test_the_sine_of_zero_keeps_its_sign():
     cos, sin = elementary.cos_sin(np.array([0.0, -0.0], np.float32))
     assert cos.tolist() == [1.0, 1.0]
     assert np.signbit(sin).tolist() == [False, True]
-
-
-@given(st.floats(0, 2**20, width=32, exclude_max=True))
-def test_cos_and_sin_agree_with_mpmath_on_any_angle(x: float):
-    cos, sin = elementary.cos_sin(np.array([x], np.float32))
-    assert relative_error(cos[0], mpmath.cos(mpmath.mpf(x))) < 2.0**-49
-    assert x == 0 or relative_error(sin[0], mpmath.sin(mpmath.mpf(x))) < 2.0**-49
 
 
 @pytest.mark.parametrize("theta", [1e4, 1e6, 5e6, 123456.0])

@@ -135,16 +135,6 @@ def test_weights_are_the_package_s_before_its_rounding(fixture: str, name: str, 
         assert torch.equal(torch.from_numpy(ours).to(theirs.dtype), theirs), key
 
 
-@pytest.mark.parametrize("name", FORMS)
-@either
-def test_a_quantised_model_is_near_the_one_it_was_made_of(fixture: str, name: str, tmp_path: Path):
-    quantised(tmp_path / "x", name, torch.bfloat16, fixture)
-    model = lfm2np.load(FIXTURES / fixture)
-    ids = model.prompt_ids("copy: tivu zo sa ->")
-    expected, actual = model.logits(ids), lfm2np.load(tmp_path / "x").logits(ids)
-    assert np.corrcoef(expected.ravel(), actual.ravel())[0, 1] > (0.98 if name.startswith("W4") else 0.999)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

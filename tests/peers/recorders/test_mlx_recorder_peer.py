@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from builders import MIXTURES, PLAIN, SPARSE, mixture
 from recorders import mlx_recorder
 from recorders.mlx_recorder import record
+from recordings import PROMPTS, TRAINED, first_wrong, left_out, report_of, require_right
 
-from lfm2np.checkpoint.config_json import load_config
-from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.oracle.locate.dump import read_dump
-from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.recorders import Recorder
 
 pytest.importorskip("mlx_lm")
@@ -23,76 +18,52 @@ cache = pytest.importorskip("mlx_lm.models.cache")
 
 pytestmark = pytest.mark.peers
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
-TRAINED = FIXTURES / "trained"
-PROMPTS = [[1, 17, 42, 66, 30, 8, 21], [5, 6], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19], [3]]
-SCORES = (".scores", ".weights")
+WAYS = pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"at_once": 1}], ids=str)
 
 
-def report_of(folder: Path, model: Path, format: str = "float32", request: int = 0, **options: int) -> Report:
-    recorder = record(model, PROMPTS, request, 4, Recorder(format=format), **options)
-    recorder.path = folder / "dump.safetensors"
-    recorder.save()
-    config = load_config(model)
-    return locate(open_checkpoint(model, config), config, read_dump(recorder.path, config))
+def recorded(model: Path = TRAINED, format: str = "float32", request: int = 0, **options: int) -> Recorder:
+    return record(model, PROMPTS, request, 4, Recorder(format=format), **options)
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
-@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"at_once": 1}], ids=str)
-def test_mlx_lm_is_right_in_every_operation(tmp_path: Path, format: str, options: dict[str, int]) -> None:
+@WAYS
+def test_mlx_lm_is_right_in_every_operation(format: str, options: dict[str, int]) -> None:
     for request in range(len(PROMPTS)):
-        report = report_of(tmp_path, TRAINED, format, request, **options)
-        assert report.findings == ()
-        assert max(check.error for check in report.checks) < 0.6
-        left_out = {operation.name for operation in operations(load_config(TRAINED))} - {
-            check.name for check in report.checks
-        }
-        assert len(left_out) == 4 and all(name.endswith(SCORES) for name in left_out)
+        report = report_of(recorded(TRAINED, format, request, **options))
+        require_right(report, 0.6)
+        missing = left_out(report)
+        assert len(missing) == 4 and all(name.endswith((".scores", ".weights")) for name in missing)
 
 
 def test_tokens_are_the_same_together_and_one_after_another() -> None:
-    together = record(TRAINED, PROMPTS, 2, 4, Recorder(format="float32"))
-    alone = record(TRAINED, PROMPTS, 2, 4, Recorder(format="float32"), at_once=1)
+    together, alone = recorded(request=2), recorded(request=2, at_once=1)
     assert together.token_ids == alone.token_ids
     np.testing.assert_allclose(together.tensors()["lm_head"], alone.tensors()["lm_head"], atol=1e-3)
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
-def test_a_state_that_is_taken_from_the_padding_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+def test_a_state_that_is_taken_from_the_padding_is_named(monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     monkeypatch.setattr(cache.ArraysCache, "prepare", lambda self, **given: None)
-    first = report_of(tmp_path, TRAINED, format).findings[0]
+    first = report_of(recorded(TRAINED, format)).findings[0]
     assert (first.name, first.steps) == ("model.layers.0.conv.state", "steps 1 to 2 of 5")
 
 
-def test_keys_that_are_left_behind_the_padding_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_left_behind_the_padding_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     original = cache.dynamic_roll
     monkeypatch.setattr(cache, "dynamic_roll", lambda x, shifts, axis: original(x, shifts * 0, axis))
-    assert report_of(tmp_path, TRAINED).findings[0].name == "model.layers.2.self_attn.keys_read"
-
-
-def test_rows_of_another_request_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorder broken, not the engine."""
-
-    def rows(self: Any, batch: Any) -> Any:
-        row = (self._pass.row + 1) % len(batch)
-        return mlx_recorder.numbers(batch[row, : self._pass.count]).reshape(self._pass.count, -1)
-
-    monkeypatch.setattr(mlx_recorder.Tap, "_rows", rows)
-    assert report_of(tmp_path, TRAINED).findings[0].name == "model.embed_tokens"
+    assert first_wrong(recorded()) == "model.layers.2.self_attn.keys_read"
 
 
 # --- mixtures of experts: mlx multiplies by them in float32 alone, on a CPU
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"at_once": 1}], ids=str)
+@WAYS
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_of_experts_is_right_in_every_operation(tmp_path: Path, name: str, options: dict[str, int]) -> None:
+def test_a_mixture_of_experts_is_right_in_every_operation(name: str, options: dict[str, int]) -> None:
     for request in range(len(PROMPTS)):
-        report = report_of(tmp_path, mixture(name), "float32", request, **options)
-        assert (report.findings, report.unreached, report.unknown) == ((), (), ())
-        assert max(check.error for check in report.checks) < 0.6
+        report = report_of(recorded(mixture(name), "float32", request, **options), mixture(name))
+        require_right(report, 0.6)
+        assert (report.unreached, report.unknown) == ((), ())
         names = [check.name.removeprefix(SPARSE) for check in report.checks if check.name.startswith(SPARSE)]
         assert names == [".gate", ".experts_chosen", ".expert_outputs", ".mixed"]
 
@@ -100,29 +71,5 @@ def test_a_mixture_of_experts_is_right_in_every_operation(tmp_path: Path, name: 
 def test_a_routers_bias_stays_float32() -> None:
     network = mlx_recorder.load(mixture(PLAIN), "bfloat16")
     feed_forward = network.layers[1].feed_forward
-    assert (str(feed_forward.expert_bias.dtype), str(feed_forward.gate.weight.dtype)) == (
-        "mlx.core.float32",
-        "mlx.core.bfloat16",
-    )
-
-
-def test_a_router_by_softmax_and_one_without_its_factor_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As mlx-lm had them: ml-explore/mlx-lm 1354, 1883."""
-    from mlx_lm.models import lfm2_moe
-
-    with monkeypatch.context() as changed:
-        changed.setattr(lfm2_moe.mx, "sigmoid", lfm2_moe.mx.softmax)
-        first = report_of(tmp_path, mixture(PLAIN)).findings[0]
-    assert (first.name, first.recomputed) == (f"{SPARSE}.experts_chosen", (f"{SPARSE}.scores",))
-    assert first.choice.startswith("routed to expert ")
-    init = lfm2_moe.Lfm2MoeSparseMoeBlock.__init__
-
-    def unscaled(self: Any, args: Any) -> None:
-        init(self, args)
-        self.routed_scaling_factor = 1.0
-
-    monkeypatch.setattr(lfm2_moe.Lfm2MoeSparseMoeBlock, "__init__", unscaled)
-    first = report_of(tmp_path, mixture("scaled")).findings[0]
-    assert (first.name, first.recomputed) == (f"{SPARSE}.mixed", (f"{SPARSE}.scores", f"{SPARSE}.expert_weights"))
+    dtypes = (str(feed_forward.expert_bias.dtype), str(feed_forward.gate.weight.dtype))
+    assert dtypes == ("mlx.core.float32", "mlx.core.bfloat16")

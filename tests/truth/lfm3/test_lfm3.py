@@ -45,52 +45,16 @@ def test_it_is_the_network_that_plain_python_computes(tiny: TinyModel):
     assert exactly.tobytes() == lfm2np.load(checkpoint(tiny), "integers").logits(IDS).tobytes()
 
 
-CHANGES = {
-    "the window": {"window": 4},
-    "the norms behind": {"sandwich": False},
-    "the gate": {"gated": False},
-    "how much is rotated": {"rotated": 1.0},
-    "the window's rotation": {"local_theta": 20.0},
-    "full attention's rotation": {"theta": 20.0},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_each_part_counts(change: dict[str, object]):
-    """Without it logits are others by more than any rounding. (Another set of tensors draws other weights: the same
-    seed gives those that both have, as tensors are drawn in order, so only keys are changed that add none.)"""
-    tiny = MODELS["all kinds of layers"]
-    other = replace(tiny, **change)  # type: ignore[arg-type]
-    config, tensors = plain.read_checkpoint(checkpoint(tiny))
-    changed, _ = plain.read_checkpoint(checkpoint(other))
-    if "sandwich" in change:
-        tensors = {name: values for name, values in tensors.items() if ".post_" not in name}
-    rows = [np.array(plain.logits(keys, tensors, IDS)) for keys in (config, changed)]
-    if "sandwich" in change:
-        rows[0] = loaded(tiny).logits(IDS)
-    assert np.abs(rows[0] - rows[1]).max() > 0.01
-
-
 SIZES = {
     "chunks": {"max_num_batched_tokens": 5},
-    "one token a step": {"max_num_batched_tokens": 1},
     "few blocks: preempted": {"num_blocks": 12},
     "few blocks of windows: preempted": {"num_window_blocks": 6, "max_num_batched_tokens": 5},
-    "whole requests reserved": {"policy": "waiting-served", "num_blocks": 24},
     "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
 }
 
 
-OF_WINDOWS = [name for name in SIZES if "windows" in name or name == "chunks"]
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        *(pytest.param("all kinds of layers", SIZES[sizes], id=sizes) for sizes in SIZES),
-        *(pytest.param("window of one", SIZES[sizes], id=f"window of one, {sizes}") for sizes in OF_WINDOWS),
-    ],
-)
+@pytest.mark.parametrize("name", ["all kinds of layers", "window of one"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_batched_equals_alone(name: str, sizes: dict[str, object]):
     """Ragged, chunked over the window's edge, on shared prefixes, preempted, with drafts; memory audited."""
     model = loaded(MODELS[name])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint.config_json import DEFAULT_ROPES, parse_config
+from lfm2np.checkpoint.config_json import DEFAULT_ROPES, LABEL_IN_DOUBT, parse_config
 from lfm2np.commands.cli.program import main
 from lfm2np.engine.work.place import model_of, source_of
 from lfm2np.errors import CheckpointError, ConfigError
@@ -41,90 +41,47 @@ def test_the_first_half_of_the_frequencies_turns():
     assert np.array_equal(half[:12], whole[:12]) and not half[12:].any() and whole[12:].all()
 
 
-def labelled(label: str) -> dict[str, object]:
-    full = {"rope_type": label, "rope_theta": 1e6, "partial_rotary_factor": 0.5}
-    return {**MINIMAL, "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}}
-
-
 @pytest.mark.parametrize(
-    ("label", "reading", "share", "is_relabelled"),
+    ("kind", "label", "reading", "share"),
     [
-        ("proportional", "trained", 0.5, False),
-        ("proportional", "transformers", 0.5, False),
-        ("default", "trained", 0.5, True),
-        ("default", "transformers", 1.0, True),
+        ("full_attention", "proportional", "trained", 0.5),
+        ("full_attention", "proportional", "transformers", 0.5),
+        ("full_attention", "default", "trained", 0.5),
+        ("full_attention", "default", "transformers", 1.0),
+        ("sliding_attention", "proportional", "trained", 0.5),
+        ("sliding_attention", "default", "trained", 1.0),  # of it nobody says that something else was trained
     ],
 )
-def test_the_two_readings_of_the_label(label: str, reading: str, share: float, is_relabelled: bool):
-    config = parse_config(labelled(label), "config.json", reading)
-    assert (config.partial_rotary_factor, config.is_rope_relabelled) == (share, is_relabelled)
+def test_the_readings_of_a_label(kind: str, label: str, reading: str, share: float):
+    ropes: dict[str, dict[str, object]] = {kind: dict(entry) for kind, entry in DEFAULT_ROPES.items()}
+    ropes[kind] = {"rope_type": label, "rope_theta": 1e5, "partial_rotary_factor": 0.5}
+    config = parse_config({**MINIMAL, "rope_parameters": ropes}, "config.json", reading)
+    assert config.rope(kind) == Rope(1e5, share, True)
+    assert getattr(config, LABEL_IN_DOUBT[kind]) == (label == "default")
 
 
-def test_both_readings_are_computed(tmp_path: Path):
-    """Those of one file are the networks of the two files that say it without a doubt."""
-    tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
-    raw, weights = raw_config(tiny), (checkpoint(tiny) / "model.safetensors").read_bytes()
-    full = raw["rope_parameters"]["full_attention"]  # type: ignore[index]
-
-    def logits(name: str, changed: dict[str, object], rope: str = "trained") -> bytes:
-        place = tmp_path / name
-        place.mkdir(exist_ok=True)
-        entries = {**raw["rope_parameters"], "full_attention": {**full, **changed}}  # type: ignore[dict-item]
-        (place / "config.json").write_text(json.dumps({**raw, "rope_parameters": entries}))
-        (place / "model.safetensors").write_bytes(weights)
-        return lfm2np.load(place, rope=rope).logits([3, 4, 5, 6]).tobytes()
-
-    default = {"rope_type": "default"}
-    proportional, whole = logits("half", {}), logits("whole", {"partial_rotary_factor": 1.0})
-    assert proportional != whole
-    with pytest.warns(UserWarning, match=r'labelled "default" .* read as "proportional", as it was trained: 0.5 of'):
-        assert logits("label", default) == proportional
-    with pytest.warns(UserWarning, match="read as transformers reads it: all of each head is rotated"):
-        assert logits("label", default, "transformers") == whole
-
-
-def test_a_label_of_the_window_s_rotation_is_read_as_transformers_does_and_said(
+def test_doubtful_labels_are_told_in_one_line_and_each_reading_is_another_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Of it nobody says that something else was trained; both entries are told in one line."""
+    """Results of both must not be mixed, and a worker process reads as its parent does."""
     tiny = TinyModel(lfm3=True, layers="cSA", head_dim=8)
-    raw = raw_config(tiny)
     shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
-    for kind in ("sliding_attention", "full_attention"):
-        entry = raw["rope_parameters"][kind]  # type: ignore[index]
+    raw = raw_config(tiny)
+    for entry in raw["rope_parameters"].values():  # type: ignore[attr-defined]
         entry |= {"rope_type": "default", "partial_rotary_factor": 0.5}
-        (tmp_path / "config.json").write_text(json.dumps(raw))
-        line = r"rope_parameters\.sliding_attention: labelled .* read as transformers reads it: all of each head"
-        of_both = rf"full_attention: .* 0\.5 of each head is rotated; {line}" if kind == "full_attention" else line
-        with pytest.warns(UserWarning, match=of_both) as caught:
-            model = lfm2np.load(tmp_path)
-        assert len(caught) == 1
-        assert (model.config.sliding_partial_rotary_factor, model.config.partial_rotary_factor) == (1.0, 0.5)
-        assert model.config.is_rope_relabelled == (kind == "full_attention")
-        assert model.logits([3, 4, 5, 6]).tobytes() == lfm2np.load(checkpoint(tiny)).logits([3, 4, 5, 6]).tobytes()
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    window = r"rope_parameters\.sliding_attention: labelled .* read as transformers reads it: all of each head"
+    with pytest.warns(
+        UserWarning, match=rf'"default" .* "proportional", as it was trained: 0\.5 of .*; {window}'
+    ) as told:
+        trained = lfm2np.load(tmp_path)
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match=rf"full_attention: .* read as transformers reads it: all of .*; {window}"):
+        whole = lfm2np.load(tmp_path, rope="transformers")
+        assert model_of(source_of(whole)).config == whole.config
+    assert trained.sha256 != whole.sha256
     assert main(["info", "--model", str(tmp_path)]) == 0
     assert "rope_parameters.sliding_attention: labelled" in capsys.readouterr().out
-    entry = raw["rope_parameters"]["sliding_attention"]  # type: ignore[index]
-    assert parse_config({**raw, "rope_parameters": {**DEFAULT_ROPES, "sliding_attention": entry}}, "x").rope(
-        "sliding_attention"
-    ) == Rope(10.0, 1.0, True)
-    entry["rope_type"] = "proportional"
-    config = parse_config(raw, "config.json")
-    assert config.rope("sliding_attention") == Rope(10.0, 0.5, True) and not config.is_sliding_factor_ignored
-
-
-def test_another_reading_is_another_model(tmp_path: Path):
-    """Results of both must not be mixed, and a worker process reads as its parent does."""
-    tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
-    shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
-    raw = raw_config(tiny)
-    raw["rope_parameters"]["full_attention"]["rope_type"] = "default"  # type: ignore[index]
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.warns(UserWarning, match="labelled"):
-        trained, whole = lfm2np.load(tmp_path), lfm2np.load(tmp_path, rope="transformers")
-    assert trained.sha256 != whole.sha256
-    with pytest.warns(UserWarning, match="read as transformers reads it"):
-        assert model_of(source_of(whole)).config == whole.config
 
 
 def test_compare_refuses_lfm3s_of_two_windows(capsys: pytest.CaptureFixture[str]):
@@ -142,50 +99,30 @@ def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
     assert "norms after, gate, biases     true, true, false\n" in text
 
 
+def of_full(**entry: object) -> dict[str, object]:
+    return {"rope_parameters": {"full_attention": entry, "sliding_attention": {"rope_theta": 1e4}}}
+
+
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "a key of LFM2": (
-        {"block_ff_dim": 10},
-        "block_ff_dim: 10, expected null or no such key in an lfm3",
-    ),
+    "a key of LFM2": ({"block_ff_dim": 10}, "block_ff_dim: 10, expected null or no such key in an lfm3"),
     "attention's list of LFM2": ({"full_attn_idxs": [1]}, "full_attn_idxs"),
-    "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention, sli"),
-    "no rotation": (
-        {"rope_parameters": {}},
-        "rope_parameters: {}, expected an object for each of full_attention, sliding_attention",
-    ),
-    "another rotation": (
-        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.rope_type: 'yarn', expected default or prop",
-    ),
-    "a rotation that is scaled": (
-        {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "factor": 2.0}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.factor: 2.0",
-    ),
-    "no theta": (
-        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
-        "rope_parameters.full_attention.rope_theta: absent",
-    ),
+    "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention"),
+    "no rotation": ({"rope_parameters": {}}, "rope_parameters: {}, expected an object for each of"),
+    "another rotation": (of_full(rope_type="yarn", rope_theta=1e6), "rope_type: 'yarn', expected default or"),
+    "a rotation that is scaled": (of_full(rope_theta=1e6, factor=2.0), "rope_parameters.full_attention.factor: 2.0"),
+    "no theta": (of_full(), "rope_parameters.full_attention.rope_theta: absent"),
+    "a theta below 1": (of_full(rope_theta=-1.0), "full_attention.rope_theta: -1.0, expected a number from 1.0"),
     "no window": ({"sliding_window": None}, "sliding_window: null, expected a size for layers of sliding_attention"),
     "an empty window": ({"sliding_window": 0}, "sliding_window: 0, expected an integer from 1"),
     "experts": ({"num_experts": 4}, "num_experts: 4"),
-    "a theta below 1": (
-        {"rope_parameters": {"full_attention": {"rope_theta": -1.0}, "sliding_attention": {"rope_theta": 1e4}}},
-        "rope_parameters.full_attention.rope_theta: -1.0, expected a number from 1.0",
-    ),
     "LFM2's class": (
         {"architectures": ["Lfm2ForCausalLM"]},
         "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
     ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
     "both ways": ({"is_causal": False}, "is_causal: false"),
-    "windows switched off": (
-        {"use_sliding_window": False},
-        "use_sliding_window: false",
-    ),
-    "a window in an LFM2": (
-        {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
-        "sliding_window: 8",
-    ),
+    "windows switched off": ({"use_sliding_window": False}, "use_sliding_window: false"),
+    "a window in an LFM2": ({"model_type": "lfm2", "architectures": None, "sliding_window": 8}, "sliding_window: 8"),
     "a kind of layer in an LFM2": (
         {"model_type": "lfm2", "architectures": None, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
         "sliding_attention",

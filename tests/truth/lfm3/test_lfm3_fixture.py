@@ -7,17 +7,11 @@ from functools import cache
 
 import corpus
 import evaluate
-import numpy as np
 import pytest
 from without_lfm3 import lfm3_ablations
 
 import lfm2np
 from lfm2np.checkpoint.loaded import lfm3_fixture
-from lfm2np.engine.engine import Engine
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.suite.audit import AuditedEngine
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 
 @cache
@@ -53,12 +47,6 @@ def test_every_token_of_edge_repeats_what_stood_a_window_ago():
     assert len(set(ids[-21:-5])) == 16, "the comma, and no letter twice"
 
 
-def test_exact_is_integers():
-    ids = model().tokenizer.encode("".join(corpus.as_chat(questions(8)[-1])))
-    integers = lfm2np.load(lfm3_fixture(), "integers").logits(ids)
-    assert model().logits(ids).tobytes() == integers.tobytes()
-
-
 @pytest.mark.parametrize("name", lfm3_ablations(model().weights, model().config))
 def test_without_a_mechanism_a_task_is_lost(name: str):
     """On few prompts of one task; fixtures/evaluate.py prints the table of all."""
@@ -73,47 +61,6 @@ def num_right(without: str | None) -> int:
         network = lfm3_ablations(*network)[without]
     asked = itertools.islice(corpus.examples(3, True, ("copy",)), 6)
     return sum(evaluate.is_answered(model(), network, example, chat=False) for example in asked)
-
-
-SIZES = {
-    "chunks over the window's edge": {"max_num_batched_tokens": 11},
-    "one token a step": {"max_num_batched_tokens": 1},
-    "few blocks: preempted": {"num_blocks": 44},
-    "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
-}
-
-
-BY_NIGHT = {"one token a step"}  # as test_lfm3.py does on drawn models
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [pytest.param(SIZES[name], id=name, marks=pytest.mark.slow if name in BY_NIGHT else ()) for name in SIZES],
-)
-def test_batched_equals_alone(sizes: dict[str, object]):
-    """Tokens, on shared prefixes longer than the window, too; in chunks memory is audited."""
-    prompts = [corpus.as_text(question)[0] for question in questions(8)]
-    prompts += [prompt[:-4] for prompt in prompts if prompt.startswith(("far", "edge"))]
-    kind = AuditedEngine if "max_num_batched_tokens" in sizes else Engine
-    engine = kind(model(), **{"num_blocks": 200, "block_size": 3, "max_num_seqs": 5, **sizes})
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), model().prompt_ids(prompt), GREEDY)
-    outputs = {}
-    while engine.has_unfinished:
-        outputs |= {output.request_id: output.outputs[0].token_ids for output in engine.step() if output.finished}
-    for number, prompt in enumerate(prompts):
-        tokens = outputs[str(number)]
-        assert tokens == alone(prompt, tokens)
-        ends = [token in model().config.eos_token_ids for token in tokens]
-        assert len(tokens) == GREEDY.max_tokens if True not in ends else ends.index(True) == len(tokens) - 1
-
-
-@cache
-def alone(prompt: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """By the whole sequence's logits, without a cache, the token behind the prompt and behind each but the last."""
-    ids = model().prompt_ids(prompt)
-    rows = model().logits([*ids, *tokens[:-1]])[len(ids) - 1 :]
-    return tuple(np.argmax(rows, -1).tolist())
 
 
 def test_it_answers_what_it_was_never_trained_on():
