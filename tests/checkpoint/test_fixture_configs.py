@@ -20,7 +20,6 @@ from torture_table import MIXTURES
 
 import lfm2np
 from lfm2np.checkpoint.config_json import ECHOES, load_config, parse_config
-
 from lfm2np.truth import reference
 from lfm2np.truth.weights import MixtureWeights
 
