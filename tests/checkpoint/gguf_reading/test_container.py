@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_bytes import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded
+from gguf_file import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blocks_drawn import quantised_tensors
 from builders import raw_config
-from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
+from gguf_file import Tensor, gguf_bytes, model_keys
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks_drawn import random_rows
+from blocks_drawn import quantised_tensors, random_rows
 from builders import raw_config, raw_mixture, safetensors_bytes, stored
-from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors, quantised_tensors
+from gguf_file import Tensor, gguf_bytes, model_keys, model_tensors
 
 import lfm2np
 from lfm2np.arithmetic import NAMES, exact
@@ -162,8 +162,14 @@ def test_queries_keys_and_values_may_be_one_tensor(dtype: str, tmp_path: Path):
     assert lfm2np.load(path).logits(PROMPT).tobytes() == expected.tobytes()
     short = Tensor(dtype, (rows - 1, 256), fused.content[: -len(fused.content) // rows])
     for changes, named in (
-        ({"blk.1.attn_qkv.weight": short}, rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected \({rows}, "),
-        ({"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]}, r"missing 2 of the .* blk\.1\.attn_k\.weig"),
+        (
+            {"blk.1.attn_qkv.weight": short},
+            rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected ",
+        ),
+        (
+            {"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]},
+            r"missing 2 of the .* blk\.1\.attn_k\.",
+        ),
     ):
         with pytest.raises(CheckpointError, match=named):
             lfm2np.load(write_model(tmp_path / "x.gguf", tensors | changes))

@@ -17,6 +17,8 @@ from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.errors import CheckpointError
 
 every_format = pytest.mark.parametrize("name", QUANTISED)
+
+
 def row(content: bytes) -> np.ndarray:
     return np.frombuffer(content, np.uint8)[None]
 
@@ -77,5 +79,3 @@ def test_a_bad_block_is_found_wherever_it_stands(name: str):
     rows[-1] = 255
     with pytest.raises(CheckpointError, match=f"block 0 of row {len(rows) - 1}, "):
         require_finite(StoredTensor("w", name, BlockRows(name, rows)))
-
-
