@@ -43,6 +43,7 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "int4-channel": ("pack-quantized", weights(**CHANNEL), None),
     "int4-g32-zero": ("pack-quantized", weights(symmetric=False), None),
     "int4-channel-zero": ("pack-quantized", weights(symmetric=False, **CHANNEL), None),
+    "int4-g32-zero of ordered columns": ("pack-quantized", weights(symmetric=False, actorder="group"), None),
     "int8-g64": ("pack-quantized", weights(num_bits=8, group_size=64), None),
     "int8-g64-zero": ("pack-quantized", weights(num_bits=8, group_size=64, symmetric=False), None),
     "int8-channel": ("int-quantized", weights(num_bits=8, **CHANNEL), TOKEN),
@@ -81,7 +82,7 @@ def told(name: str, **changes: object) -> dict[str, object]:
 
 
 def quantised_matrix(
-    module: str, shape: tuple[int, int], name: str, dtype: str, seed: int, order: bool = False
+    module: str, shape: tuple[int, int], name: str, dtype: str, seed: int
 ) -> tuple[dict[str, Stored], Exact]:
     """Random codes, scales and zeros of a matrix, and its weights."""
     form, args, inputs = SCHEMES[name]
@@ -96,7 +97,7 @@ def quantised_matrix(
     scales = drawn_bits(random, dtype, scale_shape, (-10, -8) if bits == 8 else (-5, -3))
     zeros = random.integers(0, 2**bits, scale_shape) if not args["symmetric"] else np.full(scale_shape, 2 ** (bits - 1))
     groups = [column // size for column in range(columns)]
-    if order:
+    if args["actorder"]:
         groups = random.permutation(groups).tolist()
     tensors: dict[str, Stored] = {
         "weight_scale": (dtype, (1,) if strategy == "tensor" else scale_shape, scales.tobytes())
@@ -115,7 +116,7 @@ def quantised_matrix(
             tensors["weight_zero_point"] = ("I32", words.shape, words.tobytes())
         else:
             tensors["weight_zero_point"] = ("I8", scale_shape, (zeros - 128).astype("i1").tobytes())
-    if order:
+    if args["actorder"]:
         tensors["weight_g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
     if inputs is not None and not inputs["dynamic"]:
         tensors["input_scale"] = stored(np.array([0.25 + seed % 7], np.float32), "F32")
