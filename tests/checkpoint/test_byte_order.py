@@ -12,8 +12,6 @@ import math
 import re
 import shutil
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.engine.loading import load
 from lfm2np.engine.work.results_file import decoded, encoded
@@ -30,7 +27,6 @@ from lfm2np.oracle.locate import dump
 from scheduler.checksum import json_sha256
 
 TOP = Path(__file__).parents[2]
-TRAINED = load_config(TOP / "fixtures" / "trained")
 FORMS = {"BF16": "f", "F16": "e", "F32": "f", "F64": "d"}  # as struct names them; BF16 is the upper half of a float32
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes
 in_either_order = pytest.mark.parametrize("order", ["little", "big"])
@@ -115,36 +111,6 @@ def test_a_checkpoint_in_the_other_order_gives_the_same_bits(tmp_path, monkeypat
         monkeypatch.setitem(DTYPES, dtype, kind.newbyteorder(">"))
     for where in ("resident", "streamed"):
         assert load(turned, numerics, weights=where).logits(prompt).tobytes() == expected, where
-
-
-@contextmanager
-def table_in(order: str, table: dict[str, str], dtype: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if order == "big":
-            patch.setitem(table, dtype, table[dtype].replace("<", ">"))
-        yield
-
-
-@in_either_order
-@pytest.mark.parametrize("dtype", dump.STORED)
-@given(data=st.data())
-def test_activations_written_by_hand_are_read(dtype: str, order: str, data: st.DataObject):
-    bits = data.draw(patterns(dtype))
-    with table_in(order, dump.STORED, dtype):
-        tensor = (dtype, (len(bits),), by_hand(bits, WIDTHS[dtype], order))
-        values = dump.read_numbers(tensor, "a tensor", dump.STORED).astype(np.float64)
-    assert same(values.tolist(), [number(dtype, bit) for bit in bits])
-
-
-@in_either_order
-@pytest.mark.parametrize("dtype", dump.WHOLE)
-@given(ids=st.lists(st.integers(0, 127) | st.integers(0, 511), min_size=1, max_size=20))
-def test_token_ids_written_by_hand_are_read(dtype: str, order: str, ids: list[int]):
-    width = int(dtype[1:]) // 8
-    ids = [token_id % (256**width // 2) for token_id in ids]
-    with table_in(order, dump.WHOLE, dtype):
-        actual = dump.read_ids((dtype, (len(ids),), by_hand(ids, width, order)), "ids", TRAINED)
-    assert actual.tolist() == ids and actual.dtype.isnative
 
 
 # --- writing: what a machine of the other order has in memory

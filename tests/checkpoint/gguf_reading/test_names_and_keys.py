@@ -152,41 +152,34 @@ def test_an_lfm3_is_refused_in_one_line_that_says_what_to_load(path: Path, capsy
 # --- names
 
 
-def test_names_are_llama_cpp_s():
-    """Written out after src/llama-arch.cpp, as tests that write files take names from the code that reads them."""
-    assert set(quantised_tensors(DENSE, "F32")) == {
-        *("token_embd.weight", "token_embd_norm.weight"),
-        *(f"blk.0.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")),
-        *(f"blk.0.shortconv.{name}.weight" for name in ("conv", "in_proj", "out_proj")),
-        *(f"blk.1.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")),
-        *(f"blk.1.attn_{name}.weight" for name in ("q", "k", "v", "output", "q_norm", "k_norm")),
-    }
-    of_experts = {name for name in quantised_tensors(MIXTURE, "F32") if name.startswith("blk.2.")}
-    assert of_experts == {
-        *(f"blk.2.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate_inp")),
-        *(f"blk.2.ffn_{name}_exps.weight" for name in ("gate", "up", "down")),
-        *(f"blk.2.shortconv.{name}.weight" for name in ("conv", "in_proj", "out_proj")),
-        "blk.2.exp_probs_b.bias",
-    }
-    actual = {name: place_of(f"model.layers.1.{name}.weight").name for name in OURS}
-    assert actual == {name: f"blk.1.{theirs}.weight" for name, theirs in OURS.items()}
-
-
-OURS = {  # of those that have one shape, and could change places unseen
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "conv.out_proj": "shortconv.out_proj",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.experts.0.w1": "ffn_gate_exps",
-    "feed_forward.experts.0.w3": "ffn_up_exps",
+# Written out after src/llama-arch.cpp, as tests that write files take names from the code that reads them.
+BY_LLAMA_CPP = {
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    **{f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qkv"},
+    "self_attn.out_proj.weight": "attn_output.weight",
+    **{f"self_attn.{part}_layernorm.weight": f"attn_{part}_norm.weight" for part in "qk"},
+    "feed_forward.w1.weight": "ffn_gate.weight",
+    "feed_forward.w2.weight": "ffn_down.weight",
+    "feed_forward.w3.weight": "ffn_up.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    **{f"feed_forward.experts.{e}.w1.weight": "ffn_gate_exps.weight" for e in range(4)},
+    **{f"feed_forward.experts.{e}.w2.weight": "ffn_down_exps.weight" for e in range(4)},
+    **{f"feed_forward.experts.{e}.w3.weight": "ffn_up_exps.weight" for e in range(4)},
 }
+
+
+def test_names_are_llama_cpp_s():
+    names = {name.split(".", 3)[3] for config in (DENSE, MIXTURE) for name in layout_of(config) if ".layers." in name}
+    assert {name: place_of(f"model.layers.1.{name}").name for name in names} == {
+        ours: f"blk.1.{theirs}" for ours, theirs in BY_LLAMA_CPP.items()
+    }
+    top = {"model.embed_tokens": "token_embd", "model.embedding_norm": "token_embd_norm", "lm_head": "output"}
+    assert [place_of(f"{name}.weight").name for name in top] == [f"{theirs}.weight" for theirs in top.values()]
 
 
 def test_every_dimension_of_the_layout_is_told_by_a_key():

@@ -34,7 +34,7 @@ import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.gguf.container import open_container
-from lfm2np.checkpoint.gguf.vocabulary import SPLITS, tokenizer_json
+from lfm2np.checkpoint.gguf.vocabulary import tokenizer_json
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.commands.cli.program import main
 from lfm2np.errors import TokenizerError
@@ -90,26 +90,6 @@ def test_the_fixture_s_tables_make_its_tokenizer_json_but_for_the_pattern(tmp_pa
 
 
 # --- the pattern
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("It's we'LL o'clock", ["It", "'s", " we", "'LL", " o", "'clock"]),
-        ("1234567 12ab", ["123", "456", "7", " ", "12", "ab"]),
-        ("a  b\tc", ["a", " ", " b", "\tc"]),
-        ("x \n\n  y", ["x", " \n\n", " ", " y"]),
-        ("f(x)!!\r\n\nz", ["f", "(x", ")!!\r\n\n", "z"]),
-        ("end   ", ["end", "   "]),
-        ("na\u00efve \u4e2d\u6587", ["na\u00efve", " \u4e2d\u6587"]),
-        ("a -- b", ["a", " --", " b"]),
-    ],
-)
-def test_lfm2_splits_text_into_these_pieces(text: str, pieces: list[str]) -> None:
-    pattern = SPLITS["lfm2"]
-    assert pattern is not None
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces
 
 
 @given(text=AROUND_SPLITS)
