@@ -161,7 +161,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs: [1], expected an object"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "expected one of them"),
 ]
-BAD_PROMPTS = [(messages, {}, text) for messages, text in BAD_MESSAGES]
+BAD_PROMPTS: list[tuple[Any, dict[str, Any], str]] = [(messages, {}, text) for messages, text in BAD_MESSAGES]
 BAD_PROMPTS += [(TALK, options, text) for options, text in BAD_OPTIONS]
 
 

@@ -58,16 +58,16 @@ def named(layer: int, experts: Iterable[int]) -> set[str]:
 def test_the_experts_that_a_prompt_chooses_are_prepared_once_and_no_others(streamed: bool) -> None:
     config, numerics = load_config(TORTURE / NAME), Preparing()
     tensors = open_checkpoint(TORTURE / NAME, config)
-    weights = prepare_weights(tensors, config, numerics, streamed=streamed)  # type: ignore[arg-type]
+    weights = prepare_weights(tensors, config, numerics, streamed=streamed)
     done = numerics.streamed if streamed else numerics.prepared
     assert done == [" + ".join(names) for names in matrix_parts(config, experts=False)]
     done.clear()
-    reference.hidden_states(weights, config, numerics, [5, 9])  # type: ignore[arg-type]
+    reference.hidden_states(weights, config, numerics, [5, 9])
     (first,) = numerics.chosen
     assert len(first) <= 8 and sorted(done) == sorted(named(2, first))
-    reference.hidden_states(weights, config, numerics, [5, 9])  # type: ignore[arg-type]
+    reference.hidden_states(weights, config, numerics, [5, 9])
     assert len(done) == len(named(2, first)), "nothing is prepared twice"
-    reference.hidden_states(weights, config, numerics, list(range(40)))  # type: ignore[arg-type]
+    reference.hidden_states(weights, config, numerics, list(range(40)))
     assert sorted(done) == sorted(named(2, first | numerics.chosen[-1]))
 
 
