@@ -33,7 +33,8 @@ BLOCK = weights(num_bits=8, type="float", strategy="block", group_size=None, blo
 FORM = ("affine", 4, 32)
 AUTO = {"gptq": auto_files.gptq(), "gptq-sym": auto_files.gptq(sym=True), "awq": auto_files.awq()}
 BYTES = {"I64": 8, "F32": 4, "I32": 4, "U32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
-Raw, Tensors = dict[str, Any], dict[str, Stored]
+Raw = dict[str, Any]
+Tensors = dict[str, Stored]
 Edit = Callable[[Raw, Tensors], None]
 
 

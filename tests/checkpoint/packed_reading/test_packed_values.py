@@ -180,19 +180,3 @@ def test_rows_are_taken_as_those_of_an_array():
     assert stacked.shape == (2, 5, 96) and np.array_equal(stacked[1].widened(), whole[::-1])
 
 
-def test_zeros_are_taken_off_and_columns_find_their_groups():
-    codes = np.random.default_rng(7).integers(0, 16, (3, 32))
-    scales, zeros = np.array([[1.0, 0.5], [3.0, 7.0], [0.1, -1.0]], "<f4"), np.array([[0, 15], [8, 9], [3, 1]], "u1")
-    order = np.array([0, 1] * 16)
-    rows = PackedRows("4 bits", 32, packed(codes.tolist(), 4), scales, "F32", zeros, group_of=order)
-    expected = [
-        [
-            Fraction(float(scales[row, column % 2])) * (int(codes[row, column]) - int(zeros[row, column % 2]))
-            for column in range(32)
-        ]
-        for row in range(3)
-    ]
-    assert fractions(rows.widened()) == expected
-    assert fractions(rows[1:].widened()) == expected[1:]
-    centred = PackedRows("4 bits", 32, packed(codes.tolist(), 4), np.ones((3, 1), "<f4"), "F32", 8)
-    assert np.array_equal(centred.widened(), codes - 8.0)
