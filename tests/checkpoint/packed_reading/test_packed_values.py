@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, fractions, grouped, number, packed
 
 from lfm2np.checkpoint.packed.matrix_parts import packed_dim
-from lfm2np.checkpoint.packed.rows import BITS, FLOAT4, FLOAT8, FLOAT32_MAX, PackedRows
+from lfm2np.checkpoint.packed.rows import BITS, FLOAT4, FLOAT8, FLOAT32_MAX, PackedRows, numbers
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.errors import CheckpointError
 
@@ -170,13 +170,15 @@ def test_a_group_that_may_have_weights_beyond_float32_or_float64_is_refused(
 
 
 def test_rows_are_taken_as_those_of_an_array():
-    rows, _ = drawn(6, "3 bits", "F16", True)
+    plain, expected = drawn(6, "3 bits", "F16", True)
+    zeros, order = np.arange(15, dtype="u1").reshape(5, 3) % 8, np.arange(96) // 32
+    rows = replace(plain, zeros=zeros, group_of=order)
     whole = rows.widened()
+    of_zeros = np.repeat(numbers(plain.scales, "F16") * zeros, 32, axis=1)
+    assert np.array_equal(whole, plain.widened() - of_zeros) and fractions(plain.widened()) == expected
     assert np.array_equal(rows[1:3].widened(), whole[1:3]) and len(rows[1:3]) == 2
     assert np.array_equal(rows[np.array([4, 0, 4])].widened(), whole[[4, 0, 4]])
     assert rows.biases is not None
-    arrays = (np.stack([array, array[::-1]]) for array in (rows.codes, rows.scales, rows.biases))
-    stacked = replace(rows, **dict(zip(("codes", "scales", "biases"), arrays, strict=True)))
+    arrays = (np.stack([array, array[::-1]]) for array in (rows.codes, rows.scales, rows.biases, zeros))
+    stacked = replace(rows, **dict(zip(("codes", "scales", "biases", "zeros"), arrays, strict=True)))
     assert stacked.shape == (2, 5, 96) and np.array_equal(stacked[1].widened(), whole[::-1])
-
-
