@@ -86,7 +86,7 @@ def test_what_was_written_is_read(path: Path, version: int, alignment: int):
 def test_a_file_cut_anywhere_is_refused(path: Path):
     """The last tensor ends in a number that is not 0; what follows is padding."""
     last = len(WHOLE.rstrip(b"\0")) - 1
-    for end in (*range(0, last, 5), last):
+    for end in (*range(0, last, 3), last):
         path.write_bytes(WHOLE[:end])
         with pytest.raises(CheckpointError, match=r"^.*x\.gguf: [^\n]*$"):
             open_container(path)
