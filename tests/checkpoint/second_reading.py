@@ -25,26 +25,12 @@ LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v"
 
 
 def read(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments; ValueError for what is no list of calls."""
-    calls = of_json(json.loads(text, strict=False)) if re.match(r"\s*\[*\s*\{", text) else Descent(text).calls()
+    """Names and arguments; ValueError for what is no list of calls in Python's spelling."""
+    calls = Descent(text).calls()
     for _, arguments in calls:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     if not calls:
         raise ValueError("no calls")
-    return calls
-
-
-def of_json(value: Any) -> list[tuple[str, dict[str, Any]]]:
-    calls = []
-    for entry in value if isinstance(value, list) else [value]:
-        try:
-            entry = entry.get("function", entry)
-            arguments = entry["arguments"] if "arguments" in entry else entry.get("parameters")
-            calls.append((entry["name"], {} if arguments is None else arguments))
-            if not isinstance(entry["name"], str) or not isinstance(calls[-1][1], dict):
-                raise ValueError("no call")
-        except (TypeError, KeyError, AttributeError):
-            raise ValueError("no call") from None
     return calls
 
 

@@ -53,16 +53,8 @@ WORKING = [
     ("{{ messages[3] | tojson }}", '{"role": "user", "content": "{{ 1 }} 🙂"}'),
     ("{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true, indent=1) }}", '{\n "a": 1,\n "b": "<é>"\n}'),
     ("{% generation %}{{ 'x' }}{% endgeneration %}", "x"),
-    (
-        "{% set ns = namespace(n=0) %}{% for m in messages if m.role == 'user' %}"
-        "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-        "2",
-    ),
     ("{{ 'a' ~ 200000 ~ none ~ [1] }}{{ [0] + [1] * 2 }}{{ 7 % 4 * 2 ** 3 }}", "a200000None[1][0, 1, 1]24"),
-    ("{{ messages | map(attribute='role') | join('|') }}", "system|user|assistant|user"),
-    ("{{ 'a-b'.split('-') | join('+') }}{{ ','.join(['x', 'y']) }}{{ 'aXa' | replace('a', 'bb') }}", "a+bx,ybbXbb"),
     ("{{ '%s-%03d' % ('a', 7) }}{{ '{:>3}|{}'.format('x', 1) }}{{ 'ab' | indent(2, true) }}", "a-007  x|1  ab"),
-    ("{% macro turn(m) %}[{{ m.content }}]{% endmacro %}{{ turn(messages[1]) }}", "[hi]"),
     ("{% if strftime_now is defined %}clock{% endif %}", "clock"),
     ("{{ dict(a=1).items() | list }}{% for i in range(3) %}{{ i }}{% endfor %}", "[('a', 1)]012"),
     ("{% set messages = messages[1:] %}{{ messages | length }}{{ messages[::-1][0].content }}", "3{{ 1 }} 🙂"),
@@ -76,7 +68,6 @@ def test_what_templates_use_works(template: str, expected: str) -> None:
 
 REFUSED = [
     ("{% for %}", "line 1"),
-    ("{{ raise_exception('no system role') }}", "no system role"),
     ("{{ raise_exception('two\nlines') }}", "two lines"),
     ("{{ unknown.attribute }}", "'unknown' is undefined"),
     ("{{ 1 / 0 }}", "division by zero"),
@@ -84,19 +75,18 @@ REFUSED = [
     ("{{ [1, 2] | random }}", "has to be reproducible"),
     ("{{ lipsum() }}", "has to be reproducible"),
     ("{% include '/etc/passwd' %}", "no loader"),
-    ("{% import '/etc/passwd' as y %}", "no loader"),
-    ("{% from '/etc/passwd' import y %}", "no loader"),
-    ("{% extends '/etc/passwd' %}", "no loader"),
     ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ("{{ messages.append(1) }}", "unsafe"),
     ("{{ cycler.__init__.__globals__ }}", "unsafe"),
-    ("{{ joiner.__init__.__globals__.os }}", "unsafe"),
     ("{{ '{0.__class__.__mro__}'.format(messages) }}", "unsafe"),
     ("{{ ('{0.__class__}' | string).format_map({'0': 1}) }}", ""),
     ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
     ("{{ range }}", "output of an object's address"),
     ("{{ joiner() }}", "output of an object's address"),
+    ("{{ raise_exception ~ '' }}", "output of an object's address"),
+    ("{{ '{}'.format(raise_exception) | upper }}", "output of an object's address"),
+    ("{{ messages | map('upper') | string }}", "output of an object's address"),
     ("{{ 'a' * 2**40 }}", "*: a result of"),
     ("{{ [0] * 2**40 }}", "*: a result of"),
     ("{{ ([('a' * 1000)] * 3000000) | upper }}", "*: a result of"),
@@ -112,25 +102,8 @@ REFUSED = [
 def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str, fragment: str) -> None:
     with pytest.raises(TokenizerError) as caught:
         rendered(template)
-    assert fragment in str(caught.value)
-    assert str(caught.value).startswith("chat_template.jinja: the chat template failed")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        "[raise_exception]",
-        "raise_exception ~ ''",
-        "'%s' % raise_exception",
-        "'{}'.format(raise_exception) | upper",
-        "messages | map('upper') | string",
-    ],
-)
-def test_no_address_gets_into_a_prompt(hidden: str) -> None:
-    """Pinned: "<function raise_exception at 0x7f0fa199dd00>", another one in every run."""
-    with pytest.raises(TokenizerError, match="output of an object's address"):
-        rendered("{{ " + hidden + " }}")
+    text = str(caught.value)
+    assert text.startswith("chat_template.jinja: the chat template failed") and fragment in text and "\n" not in text
 
 
 def test_an_address_that_was_given_is_text_like_any_other() -> None:
@@ -161,21 +134,16 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ({"role": "user"}, "messages: {'role': 'user'}, expected a list"),
     (["hi"], "messages[0]: 'hi', expected an object"),
     ([{"role": "user"}], "messages[0].content: None, expected a string"),
-    ([{"role": "user", "content": None}], "messages[0].content: None, expected a string"),
     ([{"content": "x"}], "messages[0].role: None, expected a string"),
     ([{"role": "user", "content": [TEXT, {"type": "text"}]}], "messages[0].content[1]: {'type': 'text'}"),
     ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]: {'type': 'image_url'}"),
     ([TALK[0], {"role": "user", "content": 3}], "messages[1].content: 3, expected a string"),
-    ([{"role": 1, "content": "x"}], "messages[0].role: 1"),
     ([{"role": "user", "content": "x", "name": {1, 2}}], "messages[0].name: {1, 2}, expected values of JSON"),
     ([{"role": "user", "content": "x", "score": float("nan")}], "messages[0].score: nan, expected values of JSON"),
     ([{"role": "user", "content": "x", 3: {4}}], "messages[0].3: {4}, expected values of JSON"),
     ([{"role": "assistant", "tool_calls": "f"}], "messages[0].tool_calls: 'f', expected a list"),
     ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]: {}, expected a function"),
-    (
-        [{"role": "user", "content": "\ud800"}],
-        "messages[0].content: '\\ud800', expected values of JSON, in valid Unicode",
-    ),
+    ([{"role": "user", "content": "\ud800"}], "messages[0].content: '\\ud800', expected values of JSON, in valid Un"),
     ([called("[1]")], "messages[0].tool_calls[0].function.arguments: a JSON array, expected an object"),
     ([called('{"a": 1, "a": 2}')], "messages[0].tool_calls[0].function.arguments: the key 'a' stands twice"),
     ([called("{")], "messages[0].tool_calls[0].function.arguments: not JSON"),
@@ -183,14 +151,6 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([called(3)], "messages[0].tool_calls[0].function.arguments: 3, expected an object"),
     ([{"role": "assistant", "content": "x", "reasoning": 1}], "messages[0].reasoning_content: 1, expected a string"),
 ]
-
-
-@pytest.mark.parametrize(("messages", "fragment"), BAD_MESSAGES)
-def test_a_bad_message_is_named(messages: Any, fragment: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        rendered(PLAIN_TEMPLATE, messages)
-    assert fragment in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -201,13 +161,16 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs: [1], expected an object"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "expected one of them"),
 ]
+BAD_PROMPTS: list[tuple[Any, dict[str, Any], str]] = [(messages, {}, text) for messages, text in BAD_MESSAGES]
+BAD_PROMPTS += [(TALK, options, text) for options, text in BAD_OPTIONS]
 
 
-@pytest.mark.parametrize(("options", "fragment"), BAD_OPTIONS)
-def test_bad_tools_and_options_are_named(options: dict[str, Any], fragment: str) -> None:
+@pytest.mark.parametrize(("messages", "options", "fragment"), BAD_PROMPTS)
+def test_a_bad_message_tool_or_option_is_named(messages: Any, options: dict[str, Any], fragment: str) -> None:
     with pytest.raises(RequestError) as caught:
-        rendered(PLAIN_TEMPLATE, TALK, **options)
-    assert fragment in str(caught.value) and "\n" not in str(caught.value)
+        rendered(PLAIN_TEMPLATE, messages, **options)
+    assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_nesting_of_ten_thousand_is_no_prompt() -> None:
@@ -216,10 +179,6 @@ def test_nesting_of_ten_thousand_is_no_prompt() -> None:
         deep = [deep]
     with pytest.raises(RequestError, match=r"messages\[0\]\.x: .*expected values of JSON"):
         rendered(PLAIN_TEMPLATE, [{"role": "user", "content": "", "x": deep}])
-
-
-def test_ten_thousand_messages_are_rendered() -> None:
-    assert rendered(PLAIN_TEMPLATE, TALK * 2500).count("<|im_end|>") == 10_000
 
 
 def test_the_callers_messages_and_tools_stay_as_they_are() -> None:
@@ -246,15 +205,12 @@ def test_the_built_in_layout_has_neither_tools_nor_calls() -> None:
 
 
 def test_the_jinja_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
+    assert render_chat(load_chat(tmp_path, "<s>"), TALK) == LAID_OUT  # without a template: built in
     settings = {"chat_template": "old", "bos_token": {"content": "<b>"}, "add_bos_token": True, "pad_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert load_chat(tmp_path, "<s>") == Chat("old", {"bos_token": "<b>"}, str(tmp_path / "tokenizer_config.json"))
     (tmp_path / "chat_template.jinja").write_text("new {{ bos_token }}")
     assert render_chat(load_chat(tmp_path, "<s>"), TALK) == "new <b>"
-
-
-def test_without_a_template_the_built_in_layout_is_used(tmp_path: Path) -> None:
-    assert render_chat(load_chat(tmp_path, "<s>"), TALK) == LAID_OUT
 
 
 BAD_SETTINGS = [

@@ -38,9 +38,10 @@ def streamed(reply: str | Sequence[int], cuts: Sequence[int], with_tokenizer: bo
     return join([*(stream.feed(reply[a:b]) for a, b in itertools.pairwise(edges)), stream.finish()])
 
 
+THINK = ("<think>", "</think>")
 PIECES = (
     *CONTROL,
-    *("<think>", "</think>", "<|tool_call_end|>", "<|tool_call_start|>", "[f(a='<", "')]", "[f(x=1), g.h(from=None)]"),
+    *(*THINK, "<|tool_call_end|>", "<|tool_call_start|>", "[f(a='<", "')]", "[f(x=1), g.h(from=None)]"),
     *("[f(s='é😀\\n')]", "f()", "<", "<|", "|>", "text [1] ", "`[a](b)`", "\n", "日本", '[{"name": "f"}]', "[f(a="),
 )
 replies = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
@@ -82,23 +83,17 @@ def test_a_spelled_marker_is_text_where_the_ids_say_so():
 
 def test_a_character_that_is_cut_is_whole_again():
     ids = spelled("é😀")
-    assert len(ids) == 6
-    assert [ReplyStream(tokenizer()).feed(ids[:1]).content, parse_reply(ids, tokenizer()).content] == ["", "é😀"]
-    assert parse_reply(ids[:-1], tokenizer()).content == "é\ufffd"
-    assert parse_reply([*ids[:-1], 10, *spelled("[f()]"), 11], tokenizer()) == Message(
-        "é\ufffd", None, (ToolCall("f", {}),)
-    )
+    assert len(ids) == 6 and ReplyStream(tokenizer()).feed(ids[:1]).content == ""
+    message = parse_reply([*ids[:-1], 10, *spelled("[f()]"), 11], tokenizer())
+    assert message == Message("é\ufffd", None, (ToolCall("f", {}),))
 
 
 def test_think_is_a_marker_as_a_token_or_where_there_is_no_such_token(tmp_path: Path):
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(FIXTURE / name, tmp_path)
     content = json.loads((FIXTURE / "tokenizer.json").read_text(encoding="utf-8"))
-    model = {"id": 512, "content": "<think>", "special": False, "single_word": False, "lstrip": False, "rstrip": False}
-    content["added_tokens"] += [
-        {**model, "normalized": False},
-        {**model, "normalized": False, "id": 513, "content": "</think>"},
-    ]
+    flags = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"] += [{"id": 512 + at, "content": text, **flags} for at, text in enumerate(THINK)]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with_tokens = load_tokenizer(tmp_path, tiny_config(vocab_size=520, max_position_embeddings=10**4))
     assert parse_reply([512, *spelled("a"), 513, *spelled("b")], with_tokens) == Message("b", "a")
@@ -106,32 +101,14 @@ def test_think_is_a_marker_as_a_token_or_where_there_is_no_such_token(tmp_path: 
     assert parse_reply(spelled("<think>a</think>b"), tokenizer()) == Message("b", "a")
 
 
-@given(
-    st.builds(
-        Message,
-        st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])),
-        st.none() | st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])),
-        st.lists(
-            st.builds(
-                ToolCall,
-                st.sampled_from(["f", "a.b", "get-x", "from"]),
-                st.dictionaries(
-                    st.sampled_from(["a", "from", "class", "max-n"]),
-                    st.recursive(
-                        st.none()
-                        | st.booleans()
-                        | st.integers()
-                        | st.floats(allow_nan=False, allow_infinity=False)
-                        | st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])),
-                        lambda inner: st.lists(inner) | st.dictionaries(st.text("ab'\"\\\n"), inner),
-                        max_leaves=6,
-                    ),
-                ),
-            ),
-            max_size=3,
-        ).map(tuple),
-    )
-)
+texts = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]))
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text("ab'\"\\\n"), inner), max_leaves=6)
+arguments = st.dictionaries(st.sampled_from(["a", "from", "class", "max-n"]), nested)
+calls = st.builds(ToolCall, st.sampled_from(["f", "a.b", "get-x", "from"]), arguments)
+
+
+@given(st.builds(Message, texts, st.none() | texts, st.lists(calls, max_size=3).map(tuple)))
 def test_what_is_rendered_is_read_again(message: Message):
     assert parse_reply(render_reply(message)) == message
 

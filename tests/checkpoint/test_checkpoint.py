@@ -1,4 +1,4 @@
-"""Weight files: what is read is what was stored, and everything else is refused by name."""
+"""Weight files of LFM2s, dense and sparse: what is read is what was stored, and everything else is refused by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from builders import (
     Stored,
+    raw_mixture,
     safetensors_bytes,
     stored,
     stored_weights,
@@ -25,42 +25,30 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.arithmetic import numerics_named
+from lfm2np.checkpoint.config_json import parse_config
+from lfm2np.checkpoint.names import FUSED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, Lfm2npError
-from lfm2np.truth.layers import expected_tensors, parameter_count
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 CONFIG = tiny_config()
-EMBEDDING = "model.embed_tokens.weight"
-TAPS = "model.layers.0.conv.conv.weight"
-NORM = "model.embedding_norm.weight"
+MIXTURE = parse_config(raw_mixture(), "config.json")  # layer 0 dense; N 4, K 2, X 6, D 16
+EMBEDDING, NORM, TAPS = "model.embed_tokens.weight", "model.embedding_norm.weight", "model.layers.0.conv.conv.weight"
+SPARSE, DENSE = "model.layers.1.feed_forward.", "model.layers.0.feed_forward."
+EXPERTS = f"{SPARSE}experts."
+Tensors = dict[str, Stored]
+Change = Callable[[Tensors], object]
+every_dtype = pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 
 
-def test_the_tied_model_of_sixteen_layers_has_148_tensors() -> None:
-    config = tiny_config(num_hidden_layers=16, layer_types=None, full_attn_idxs=[2, 5, 8, 10, 12, 14])
-    assert len(expected_tensors(config)) == 148
-    assert "lm_head.weight" not in expected_tensors(config)
+# --- what is read
 
 
-def test_expected_shapes_follow_the_config() -> None:
-    shapes = expected_tensors(tiny_config(head_dim=6, conv_L_cache=4, conv_bias=True, tie_word_embeddings=False))
-    assert shapes["model.layers.0.conv.in_proj.weight"] == (48, 16)
-    assert shapes["model.layers.0.conv.in_proj.bias"] == (48,)
-    assert shapes[TAPS] == (16, 1, 4)
-    assert shapes["model.layers.0.conv.conv.bias"] == shapes["model.layers.0.conv.out_proj.bias"] == (16,)
-    assert shapes["model.layers.0.feed_forward.w2.weight"] == (16, 24)
-    assert shapes["model.layers.1.self_attn.q_proj.weight"] == (24, 16)
-    assert shapes["model.layers.1.self_attn.v_proj.weight"] == (12, 16)
-    assert shapes["model.layers.1.self_attn.out_proj.weight"] == (16, 24)
-    assert shapes["model.layers.1.self_attn.k_layernorm.weight"] == (6,)
-    assert shapes["lm_head.weight"] == (300, 16)
-
-
-def test_an_untied_head_counts_its_own_parameters() -> None:
-    assert parameter_count(tiny_config(tie_word_embeddings=False)) - parameter_count(CONFIG) == 300 * 16
-
-
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@every_dtype
 def test_every_tensor_is_read_as_it_was_stored(tmp_path: Path, dtype: str) -> None:
     written = write_checkpoint(tmp_path, CONFIG, dtype)
     tensors = open_checkpoint(tmp_path, CONFIG)
@@ -75,13 +63,6 @@ def test_every_tensor_is_read_as_it_was_stored(tmp_path: Path, dtype: str) -> No
         require_finite(tensor)
 
 
-def test_the_library_s_own_files_are_read(tmp_path: Path) -> None:
-    arrays = {n: np.random.default_rng(1).random(s, np.float32) for n, s in expected_tensors(CONFIG).items()}
-    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors", {"format": "pt"})
-    tensors = open_checkpoint(tmp_path, CONFIG)
-    assert all(np.array_equal(tensors[name].values, array) for name, array in arrays.items())
-
-
 def test_unaligned_data_is_read(tmp_path: Path) -> None:
     content = safetensors_bytes(stored_weights(CONFIG, "F32"))
     (length,) = struct.unpack("<Q", content[:8])
@@ -91,23 +72,14 @@ def test_unaligned_data_is_read(tmp_path: Path) -> None:
     assert widen(tensor.values, tensor.dtype).astype("<f4").tobytes() == stored_weights(CONFIG, "F32")[NORM][2]
 
 
-@given(bits=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50))
-def test_widening_bfloat16_keeps_every_bit(bits: list[int]) -> None:
-    wide = widen(np.array(bits, np.uint16), "BF16")
-    assert wide.view(np.uint32).tolist() == [b << 16 for b in bits]
-
-
-def test_widening_float16_is_exact_and_float32_is_a_copy() -> None:
-    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    halves = halves[np.isfinite(halves)]
-    assert np.array_equal(widen(halves, "F16").astype(np.float16).view(np.uint16), halves.view(np.uint16))
+def test_widened_values_are_the_callers_and_of_known_dtypes() -> None:
     singles = np.ones(3, np.float32)
     assert not np.shares_memory(widen(singles, "F32"), singles)
     with pytest.raises(CheckpointError, match="dtype 'F64'"):
         widen(singles, "F64")
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@every_dtype
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_the_first_value_that_is_not_finite_is_named(dtype: str, value: float) -> None:
     array = np.ones((700, 1600), np.float32)  # more than one chunk
@@ -122,70 +94,95 @@ def test_the_first_value_that_is_not_finite_is_named(dtype: str, value: float) -
 
 
 def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(tmp_path: Path) -> None:
-    tensors = stored_weights(CONFIG)
-    tensors["lm_head.weight"] = tensors[EMBEDDING]
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    single(lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING]}))(tmp_path)
     assert "lm_head.weight" not in open_checkpoint(tmp_path, CONFIG)
 
 
-def test_shards_give_the_same_tensors_as_one_file(tmp_path: Path) -> None:
-    split = shards()
-    write_shards(tmp_path, split)
+def test_shards_give_the_same_tensors_as_one_file_which_wins_over_an_index(tmp_path: Path) -> None:
+    write_shards(tmp_path, shards())
     tensors = open_checkpoint(tmp_path, CONFIG)
-    assert {n: t.values.tobytes() for n, t in tensors.items()} == {
-        n: c for n, (_, _, c) in stored_weights(CONFIG).items()
-    }
+    expected = {name: content for name, (_, _, content) in stored_weights(CONFIG).items()}
+    assert {name: tensor.values.tobytes() for name, tensor in tensors.items()} == expected
     assert tensors[EMBEDDING].source == str(tmp_path / "a.safetensors")
-
-
-def test_the_single_file_wins_over_an_index_as_in_transformers(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIG)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    assert len(open_checkpoint(tmp_path, CONFIG)) == len(expected_tensors(CONFIG))
+    assert open_checkpoint(tmp_path, CONFIG)[EMBEDDING].source == str(tmp_path / "model.safetensors")
 
 
-def shards() -> dict[str, dict[str, Stored]]:
-    tensors = stored_weights(CONFIG)
-    names = list(tensors)
-    return {
-        "a.safetensors": {n: tensors[n] for n in names[:5]},
-        "b.safetensors": {n: tensors[n] for n in names[5:]},
+def fused(tensors: Tensors, layer: int = 1, keep: bool = False) -> None:
+    """Joins the experts of a layer as transformers holds them; `keep` leaves the single ones there."""
+    prefix = f"model.layers.{layer}.feed_forward.experts."
+    parts = {
+        which: [array_of(tensors[f"{prefix}{e}.{which}.weight"]) for e in range(4)] for which in ("w1", "w2", "w3")
     }
+    dtype = tensors[f"{prefix}0.w1.weight"][0]
+    gate_up = np.stack([np.concatenate(both) for both in zip(parts["w1"], parts["w3"], strict=True)])
+    for name in [name for name in tensors if name.startswith(prefix) and not keep]:
+        del tensors[name]
+    for name, values in ((FUSED[0], gate_up), (FUSED[1], np.stack(parts["w2"]))):
+        tensors[prefix + name] = (dtype, values.shape, values.tobytes())
 
 
-def single(change: Callable[[dict[str, Stored]], object]) -> Callable[[Path], None]:
+def array_of(tensor: Stored) -> np.ndarray:
+    return np.frombuffer(tensor[2], DTYPES[tensor[0]]).reshape(tensor[1])
+
+
+@every_dtype
+@pytest.mark.parametrize("layers", [(1,), (2,), (1, 2)])
+def test_fused_experts_are_the_single_ones_and_views_of_the_file(
+    tmp_path: Path, layers: tuple[int, ...], dtype: str
+) -> None:
+    """Layer by layer: a checkpoint may have both kinds."""
+    tensors = stored_weights(MIXTURE, dtype)
+    expected = dict(tensors)
+    for layer in layers:
+        fused(tensors, layer)
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    joined = open_checkpoint(tmp_path, MIXTURE)
+    assert list(joined) == list(expected_tensors(MIXTURE))
+    for name, tensor in joined.items():
+        assert (tensor.name, tensor.dtype, tensor.shape, tensor.values.tobytes()) == (name, *expected[name])
+        assert not tensor.values.flags.writeable and not tensor.values.flags.owndata
+
+
+# --- what is refused
+
+
+def shards() -> dict[str, Tensors]:
+    items = list(stored_weights(CONFIG).items())
+    return {"a.safetensors": dict(items[:5]), "b.safetensors": dict(items[5:])}
+
+
+def single(*changes: Change, config: ModelConfig = CONFIG) -> Callable[[Path], None]:
     """A single file whose tensors were changed."""
 
     def write(directory: Path) -> None:
-        tensors = stored_weights(CONFIG)
-        change(tensors)
+        tensors = stored_weights(config)
+        for change in changes:
+            change(tensors)
         (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
     return write
 
 
-def with_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+def with_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     """A single file whose bytes were changed."""
-
-    def write(directory: Path) -> None:
-        (directory / "model.safetensors").write_bytes(change(safetensors_bytes(stored_weights(CONFIG))))
-
-    return write
+    return lambda directory: (directory / "model.safetensors").write_bytes(change(sound_file()))
 
 
-def with_json(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[Path], None]:
-    """A single file whose header was changed."""
+def with_json(**fields: object) -> Callable[[Path], object]:
+    """A single file that says something else of one tensor."""
 
     def rewrite(content: bytes) -> bytes:
         (length,) = struct.unpack("<Q", content[:8])
         header = json.loads(content[8 : 8 + length])
-        change(header)
+        header[NORM] = header[NORM] | fields if fields else list(header[NORM].values())
         return with_header(json.dumps(header).encode(), content[8 + length :])
 
     return with_bytes(rewrite)
 
 
-def with_index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
+def with_index(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
     """Shards whose index was changed."""
 
     def write(directory: Path) -> None:
@@ -197,50 +194,36 @@ def with_index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], N
     return write
 
 
-def with_index_text(text: str) -> Callable[[Path], None]:
-    def write(directory: Path) -> None:
-        write_shards(directory, shards()).write_text(text)
-
-    return write
-
-
-def with_shards(change: Callable[[dict[str, dict[str, Stored]]], object]) -> Callable[[Path], None]:
+def with_shards(change: Callable[[dict[str, Tensors]], object]) -> Callable[[Path], None]:
     """Shards whose content was changed under an unchanged index."""
 
     def write(directory: Path) -> None:
-        index = write_shards(directory, shards())
-        changed = shards()
+        changed, text = shards(), write_shards(directory, shards()).read_text()
         change(changed)
-        text = index.read_text()
-        write_shards(directory, changed)
-        index.write_text(text)
+        write_shards(directory, changed).write_text(text)
 
     return write
 
 
-def put(name: str, values: np.ndarray, dtype: str = "BF16") -> Callable[[dict[str, Stored]], object]:
-    return lambda tensors: tensors.__setitem__(name, stored(values, dtype))
+def put(name: str, values: np.ndarray | list[float], dtype: str = "F32") -> Change:
+    return lambda tensors: tensors.update({name: stored(np.asarray(values, np.float32), dtype)})
 
 
-def only(name: str) -> Callable[[Path], None]:
-    def write(directory: Path) -> None:
-        (directory / name).write_bytes(b"x")
-
-    return write
+def without(*names: str) -> Change:
+    return lambda tensors: [tensors.pop(name) for name in names]
 
 
-def duplicate_header_key(content: bytes) -> bytes:
-    return with_header(
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-        bytes(4),
-    )
-
-
-def rename(tensors: dict[str, Stored]) -> None:
+def renamed(tensors: Tensors) -> None:
     tensors["model.layers.0.conv.conv.wieght"] = tensors.pop(TAPS)
 
 
-CORRUPT = [
+def only(name: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / name).write_bytes(b"x")
+
+
+ENTRY = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+UNSOUND = "not a sound safetensors file"
+REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: shutil.rmtree(d), "does not exist, expected a directory"),
     (lambda d: (shutil.rmtree(d), d.write_bytes(b"")), "is a file, expected a directory"),
     (lambda d: None, "no weights, expected model.safetensors"),
@@ -248,87 +231,60 @@ CORRUPT = [
     (only("consolidated.pt"), "only consolidated.pt: pickles"),
     (lambda d: (d / "model.safetensors").mkdir(), "not a regular file"),
     (lambda d: (d / "model.safetensors").symlink_to(d / "gone"), "not a regular file"),
-    (with_bytes(lambda c: b""), "0 bytes, expected at least the 8"),
     (with_bytes(lambda c: c[:7]), "7 bytes, expected at least the 8"),
-    (with_bytes(lambda c: c[:8]), "truncated or not safetensors"),
     (with_bytes(lambda c: c[:100]), "truncated or not safetensors"),
-    (with_bytes(lambda c: c[:-1]), "not a sound safetensors file"),
-    (with_bytes(lambda c: c + b"x"), "not a sound safetensors file"),
-    (with_bytes(lambda c: struct.pack("<Q", 2**40) + c[8:]), "header of 1099511627776 bytes, expected at most"),
-    (with_bytes(lambda c: struct.pack("<Q", 2**64 - 1) + c[8:]), "header of 18446744073709551615 bytes"),
+    (with_bytes(lambda c: c[:-1]), UNSOUND),
+    (with_bytes(lambda c: c + b"x"), UNSOUND),
+    (with_bytes(lambda c: struct.pack("<Q", 2**64 - 1) + c[8:]), "header of 18446744073709551615 bytes, expected at"),
     (with_bytes(lambda c: struct.pack("<Q", 0) + c[8:]), "header: not JSON"),
-    (with_bytes(lambda c: b"PK\x03\x04" + bytes(100)), "truncated or not safetensors"),
     (with_bytes(lambda c: with_header(b"[]", b"")), "expected an object"),
-    (with_bytes(lambda c: with_header(b"\xff" * 9, b"")), "not UTF-8"),
-    (with_bytes(duplicate_header_key), "the key 'a' stands twice"),
-    (with_json(lambda h: h[NORM].update(data_offsets=[0, 32])), "not a sound safetensors file"),
-    (with_json(lambda h: h[NORM].update(data_offsets=[0, 2**62])), "not a sound safetensors file"),
-    (with_json(lambda h: h[NORM].update(data_offsets=[-1, 31])), "not a sound safetensors file"),
-    (with_json(lambda h: h[NORM].update(shape=[2**62, 2**62])), "not a sound safetensors file"),
-    (with_json(lambda h: h[NORM].update(shape=[16] + [1] * 64)), f"{NORM}: 65 dimensions, expected at most 8"),
-    (with_json(lambda h: h[NORM].update(dtype="BF17")), "not a sound safetensors file"),
-    (with_json(lambda h: h.update({NORM: list(h[NORM].values())})), f"{NORM}: ['BF16', [16], "),
+    (with_bytes(lambda c: with_header(b"{" + ENTRY + b"," + ENTRY + b"}", bytes(4))), "the key 'a' stands twice"),
+    (with_json(data_offsets=[0, 32]), UNSOUND),
+    (with_json(data_offsets=[0, 2**62]), UNSOUND),
+    (with_json(data_offsets=[-1, 31]), UNSOUND),
+    (with_json(shape=[2**62, 2**62]), UNSOUND),
+    (with_json(shape=[16] + [1] * 64), f"{NORM}: 65 dimensions, expected at most 8"),
+    (with_json(dtype="BF17"), UNSOUND),
+    (with_json(), f"{NORM}: ['BF16', [16], "),
     (single(put(NORM, np.ones(16), "F64")), f"{NORM}: dtype F64, expected one of BF16, F16, F32"),
     (single(put(NORM, np.ones(16), "I8")), f"{NORM}: dtype I8"),
     (single(put(NORM, np.ones(16), "F8_E4M3")), f"{NORM}: dtype F8_E4M3"),
-    (single(lambda t: t.pop(NORM)), f"missing 1 of the 21 tensors: {NORM}"),
+    (single(without(NORM)), f"missing 1 of the 21 tensors: {NORM}"),
     (single(lambda t: t.clear()), "missing 21 of the 21 tensors: model.embed_tokens.weight, "),
-    (single(rename), f"missing 1 of the 21 tensors: {TAPS}"),
-    (
-        single(put("model.layers.2.ffn_norm.weight", np.ones(16))),
-        "1 unexpected beside the 21 tensors: model.layers.2.ffn_norm.weight",
-    ),
-    (
-        single(lambda t: [put(f"x{i}", np.ones(1))(t) for i in range(7)]),
-        "7 unexpected beside the 21 tensors: x0, x1, x2, x3, x4, ...",
-    ),
-    (single(put("a\nb", np.ones(1))), r"'a\nb'"),
-    (single(put("", np.ones(1))), "1 unexpected beside the 21 tensors"),
-    (
-        single(put(TAPS, np.ones((16, 1, 4)))),
-        f"{TAPS}: shape (16, 1, 4), expected (16, 1, 3) from conv_L_cache=3",
-    ),
+    (single(renamed), f"missing 1 of the 21 tensors: {TAPS}"),
+    (single(put("model.layers.2.ffn_norm.weight", np.ones(16))), "1 unexpected beside the 21 tensors: model.layers.2."),
+    (single(*(put(f"x{i}", [1.0]) for i in range(7))), "7 unexpected beside the 21 tensors: x0, x1, x2, x3, x4, ..."),
+    (single(put("a\nb", [1.0])), r"'a\nb'"),
+    (single(put("", [1.0])), "1 unexpected beside the 21 tensors"),
+    (single(put(TAPS, np.ones((16, 1, 4)))), f"{TAPS}: shape (16, 1, 4), expected (16, 1, 3) from conv_L_cache=3"),
     (single(put(TAPS, np.ones((16, 3)))), "expected (16, 1, 3) from hidden_size=16, depthwise=1, conv_L_cache=3"),
     (single(put(EMBEDDING, np.ones((301, 16)))), "shape (301, 16), expected (300, 16) from vocab_size=300"),
-    (
-        single(put("model.layers.1.self_attn.k_proj.weight", np.ones((16, 16)))),
-        "expected (8, 16) from num_key_value_heads*head_dim=8",
-    ),
-    (single(put("model.layers.0.feed_forward.w1.weight", np.ones((32, 16)))), "from feed_forward_size=24"),
+    (single(put("model.layers.1.self_attn.k_proj.weight", np.ones((16, 16)))), "from num_key_value_heads*head_dim=8"),
+    (single(put(f"{DENSE}w1.weight", np.ones((32, 16)))), "from feed_forward_size=24"),
     (single(put("lm_head.weight", np.ones((300, 16)))), "lm_head.weight differs from model.embed_tokens.weight"),
     (single(put("lm_head.weight", np.ones((3, 16)))), "lm_head.weight: shape (3, 16)"),
     (with_index(lambda m: m.update(ghost="c.safetensors")), "names the shard 'c.safetensors', which does not exist"),
-    (with_index(lambda m: m.update({NORM: "../a.safetensors"})), "'../a.safetensors', expected the plain name"),
-    (with_index(lambda m: m.update({NORM: "/etc/a.safetensors"})), "expected the plain name"),
-    (with_index(lambda m: m.update({NORM: "x\\a.safetensors"})), "expected the plain name"),
-    (with_index(lambda m: m.update({NORM: "pytorch_model.bin"})), "expected the plain name of a .safetensors file"),
-    (with_index(lambda m: m.update({NORM: 3})), "3, expected the plain name"),
-    (
-        with_index(lambda m: m.update({NORM: "a.safetensors"})),
-        f"b.safetensors: holds {NORM}, expected it in a.safetensors",
+    *(
+        (
+            with_index(lambda m, bad=bad: m.update({NORM: bad})),
+            f"{bad!r}, expected the plain name of a .safetensors file",
+        )
+        for bad in ("../a.safetensors", "/etc/a.safetensors", "x\\a.safetensors", "pytorch_model.bin", 3)
     ),
+    (with_index(lambda m: m.update({NORM: "a.safetensors"})), f"b.safetensors: holds {NORM}, expected it in a.safeten"),
     (with_index(lambda m: m.pop(NORM)), f"b.safetensors: holds {NORM}, expected it in no shard"),
     (with_index(lambda m: m.update(ghost="a.safetensors")), "ghost should be in a.safetensors, which does not hold it"),
     (with_index(lambda m: m.clear()), "weight_map: {}, expected an object"),
-    (with_index_text("[]"), "expected an object"),
-    (with_index_text('{"weight_map": ["a.safetensors"]}'), "weight_map: ['a.safetensors']"),
-    (with_index_text('{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "the key 'a' stands twice"),
     (
-        with_shards(lambda s: s["b.safetensors"].update(s["a.safetensors"])),
-        f"b.safetensors: holds {EMBEDDING}, expected",
+        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a", "a": "b"}}'),
+        "the key 'a' stands twice",
     ),
-    (
-        with_shards(lambda s: s["a.safetensors"].pop(EMBEDDING)),
-        f"{EMBEDDING} should be in a.safetensors, which does not",
-    ),
-    (
-        with_shards(lambda s: s["a.safetensors"].update({NORM: s["b.safetensors"].pop(NORM)})),
-        f"a.safetensors: holds {NORM}, expected",
-    ),
+    (with_shards(lambda s: s["b.safetensors"].update(s["a.safetensors"])), f"b.safetensors: holds {EMBEDDING}, expec"),
+    (with_shards(lambda s: s["a.safetensors"].pop(EMBEDDING)), f"{EMBEDDING} should be in a.safetensors, which does"),
 ]
 
 
-@pytest.mark.parametrize(("corrupt", "fragment"), CORRUPT)
+@pytest.mark.parametrize(("corrupt", "fragment"), REFUSED)
 def test_a_corrupt_checkpoint_is_refused_by_the_name_of_its_file(
     tmp_path: Path, corrupt: Callable[[Path], object], fragment: str
 ) -> None:
@@ -338,14 +294,75 @@ def test_a_corrupt_checkpoint_is_refused_by_the_name_of_its_file(
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(directory, CONFIG)
     assert fragment in str(caught.value)
-    assert str(caught.value).startswith(str(directory))
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(directory)) and "\n" not in str(caught.value)
 
 
-def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, CONFIG)
-    with pytest.raises(CheckpointError, match=r"missing 1 of the 22 tensors: lm_head\.weight"):
-        open_checkpoint(tmp_path, tiny_config(tie_word_embeddings=False))
+def expert_number(number: int) -> Change:
+    """One expert more."""
+    shapes = {"w1": (6, 16), "w2": (16, 6), "w3": (6, 16)}
+    return lambda tensors: [put(f"{EXPERTS}{number}.{w}.weight", np.ones(s))(tensors) for w, s in shapes.items()]
+
+
+GATE_UP, DOWN = EXPERTS + FUSED[0], EXPERTS + FUSED[1]
+ONE_NAN = np.where(np.arange(4 * 16 * 6).reshape(4, 16, 6) == 200, np.nan, 1.0)
+BY_EXPERTS = "num_hidden_layers=3, layer_types[1]="
+GATE, BIAS = f"{SPARSE}gate.weight", f"{SPARSE}expert_bias"
+FIRST, LAST = EXPERTS + "0.{}.weight", EXPERTS + "3.{}.weight"
+REFUSED_MIXTURES: list[tuple[list[Change], str]] = [
+    ([without(LAST.format("w2"))], f"missing 1 of the 51 tensors: {LAST.format('w2')} (the first of shape (16, 6)"),
+    ([without(*map(LAST.format, ("w1", "w2", "w3")))], f"w3.weight (the first of shape (6, 16); {BY_EXPERTS}"),
+    ([expert_number(4)], f"3 unexpected beside the 51 tensors: {EXPERTS}4.w1.weight, "),
+    ([expert_number(10**30)], BY_EXPERTS),
+    ([put(FIRST.format("w1"), np.ones((7, 16)))], "0.w1.weight: shape (7, 16), expected (6, 16) from moe_intermediate"),
+    ([put(FIRST.format("w2"), np.ones((6, 16)))], "(16, 6) from hidden_size=16, moe_intermediate_size=6"),
+    ([put(FIRST.format("w3"), np.full((6, 16), np.inf))], f"{FIRST.format('w3')}: inf at index (0, 0), expected finit"),
+    ([put(GATE, np.ones((5, 16)))], f"{GATE}: shape (5, 16), expected (4, 16) from num_experts=4"),
+    ([without(GATE)], f"{GATE} (the first of shape (4, 16); {BY_EXPERTS}"),
+    ([put(f"{SPARSE}gate.bias", np.ones(4))], f"1 unexpected beside the 51 tensors: {SPARSE}gate.bias"),
+    ([without(BIAS)], f"missing 1 of the 51 tensors: {BIAS} (the first of shape (4,); {BY_EXPERTS}"),
+    ([put(BIAS, np.ones(5))], f"{BIAS}: shape (5,), expected (4,) from num_experts=4"),
+    ([put(BIAS, [1.0, np.nan, 0.0, 0.0])], f"{BIAS}: nan at index (1,), expected finite numbers"),
+    ([put(f"{SPARSE}w1.weight", np.ones((24, 16)))], f"{SPARSE}w1.weight (the first of shape (24, 16); {BY_EXPERTS}"),
+    ([put(f"{DENSE}gate.weight", np.ones((4, 16)))], f"{DENSE}gate.weight (the first of shape (4, 16); "),
+    ([put(f"{DENSE}experts.{FUSED[0]}", np.ones((4, 12, 16)))], f"experts.{FUSED[0]} (the first of shape (4, 12, 16)"),
+    ([lambda t: fused(t, keep=True)], f"12 unexpected beside the 41 tensors: {EXPERTS}0.w1.weight, "),
+    ([fused, put(f"{EXPERTS}7.w2.weight", np.ones((16, 6)))], f"1 unexpected beside the 41 tensors: {EXPERTS}7.w2"),
+    ([fused, without(DOWN)], f"missing 1 of the 41 tensors: {DOWN} (the first of shape (4, 16, 6); "),
+    ([fused, without(GATE_UP)], f"missing 1 of the 41 tensors: {GATE_UP} (the first of shape (4, 12, 16); "),
+    ([fused, put(GATE_UP, np.ones((5, 12, 16)))], f"{GATE_UP}: shape (5, 12, 16), expected (4, 12, 16) from num_expe"),
+    ([fused, put(GATE_UP, np.ones((4, 16, 12)))], "(4, 12, 16) from 2*moe_intermediate_size=12, hidden_size=16"),
+    ([fused, put(DOWN, np.ones((4, 16, 7)))], "expected (4, 16, 6) from moe_intermediate_size=6"),
+    ([fused, put(DOWN, ONE_NAN)], f"{DOWN}[2]: {EXPERTS}2.w2.weight: nan at index (1, 2), expected finite numbers"),
+]
+
+
+@pytest.mark.parametrize(("changes", "fragment"), REFUSED_MIXTURES)
+def test_a_wrong_mixture_is_refused_in_one_line(tmp_path: Path, changes: list[Change], fragment: str) -> None:
+    single(*changes, config=MIXTURE)(tmp_path)
+    with pytest.raises(CheckpointError) as caught:  # experts are checked before any is chosen
+        prepare_weights(open_checkpoint(tmp_path, MIXTURE), MIXTURE, numerics_named("exact"))
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path / "model.safetensors")) and fragment in text and "\n" not in text
+
+
+NO_BIAS = parse_config(raw_mixture(use_expert_bias=False), "config.json")
+UNTIED = tiny_config(tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "write", "named"),
+    [  # a bias that transformers would ignore, and choose other experts than the model was trained with
+        (NO_BIAS, single(config=MIXTURE), r"2 unexpected .*\(the first of shape \(4,\); .*use_expert_bias=false\)"),
+        (CONFIG, single(put(GATE, np.ones((4, 16)))), r"gate\.weight \(the first of shape \(4, 16\); .*_type=lfm2\)"),
+        (UNTIED, single(), r"missing 1 of the 22 tensors: lm_head\.weight"),
+    ],
+)
+def test_tensors_of_another_config_are_refused(
+    tmp_path: Path, config: ModelConfig, write: Callable[[Path], None], named: str
+) -> None:
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=named):
+        open_checkpoint(tmp_path, config)
 
 
 @functools.cache

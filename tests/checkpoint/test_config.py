@@ -1,9 +1,10 @@
-"""config.json: published models, old and new spellings, refusals."""
+"""config.json of LFM2s, dense and sparse: published models, old and new spellings, refusals, keys that nobody reads."""
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -14,14 +15,17 @@ from builders import OLD_350M, raw_config, raw_mixture, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config_json import load_config, parse_config
+from lfm2np.checkpoint.config_json import IGNORED, READ, load_config, parse_config
 from lfm2np.errors import ConfigError, Lfm2npError
-from lfm2np.truth.layers import parameter_count
+from lfm2np.truth.config import MixtureConfig
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 Raw = Callable[..., dict[str, object]]
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 SIXTEEN = [2, 5, 8, 10, 12, 14]
 THIRTY = [2, 5, 9, 13, 17, 21, 24, 27]
 FOURTEEN = [2, 4, 6, 8, 10, 12]
+A1B = [2, 6, 10, 14, 18, 21]
 PUBLISHED = [
     # hidden, heads, kv heads, layers, attention layers, raw width, adjust, effective width, parameters
     pytest.param((1024, 16, 8, 16, SIXTEEN, 6656, True, 4608, 354_483_968), id="LFM2-350M"),
@@ -29,6 +33,14 @@ PUBLISHED = [
     pytest.param((2048, 32, 8, 16, SIXTEEN, 12288, True, 8192, 1_170_340_608), id="LFM2-1.2B"),
     pytest.param((2048, 32, 8, 30, THIRTY, 10752, False, 10752, 2_569_272_320), id="LFM2-2.6B"),
     pytest.param((1024, 16, 8, 14, FOURTEEN, 2560, False, 2560, 229_693_184), id="LFM2.5-230M"),
+]
+PUBLISHED_MIXTURES = [
+    # layers, attention layers, dense width, experts, their width, vocabulary, theta; parameters, those of one token
+    pytest.param((24, A1B, 7168, 32, 1792, 65536, 1e6, 8_339_929_856, 1_557_740_288), id="LFM2-8B-A1B"),
+    pytest.param((24, A1B, 7168, 32, 1792, 128000, 5e6, 8_467_856_128, 1_685_666_560), id="LFM2.5-8B-A1B"),
+    pytest.param(
+        (40, [*range(2, 40, 4)], 11776, 64, 1536, 65536, 1e6, 23_843_659_008, 2_326_879_488), id="LFM2-24B-A2B"
+    ),
 ]
 
 
@@ -51,6 +63,24 @@ def test_published_models_have_their_effective_width_and_parameter_count(publish
     assert parameter_count(config) == count
 
 
+@pytest.mark.parametrize("published", PUBLISHED_MIXTURES)
+def test_published_mixtures_have_their_parameter_counts(published: tuple[Any, ...]) -> None:
+    layers, attention, width, experts, inner, vocabulary, theta, count, active = published
+    raw = {
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": layers,
+        "layer_types": ["full_attention" if i in attention else "conv" for i in range(layers)],
+        "intermediate_size": width,
+        "num_experts": experts,
+        "moe_intermediate_size": inner,
+        "vocab_size": vocabulary,
+        "rope_theta": theta,
+    }
+    config = parse_config(raw, "config.json")
+    assert (config.feed_forward_size, config.rope_theta) == (width, theta)
+    assert (parameter_count(config), parameter_count(config, active=True)) == (count, active)
+
+
 def test_the_oldest_published_config_loads_with_every_old_spelling() -> None:
     config = parse_config(OLD_350M, "config.json")
     assert (config.feed_forward_size, config.eos_token_ids, config.tie_word_embeddings) == (4608, (7,), True)
@@ -58,50 +88,41 @@ def test_the_oldest_published_config_loads_with_every_old_spelling() -> None:
     assert parameter_count(config) == 354_483_968
 
 
-def test_absent_keys_take_the_defaults_of_transformers() -> None:
-    config = parse_config({"model_type": "lfm2"}, "config.json")
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (65536, 2560, 32)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (32, 8, 80)
+@pytest.mark.parametrize(
+    ("raw", "hidden", "head_dim", "width"),
+    [
+        ({"model_type": "lfm2"}, 2560, 80, 8192),
+        ({"model_type": "lfm2_moe", "layer_types": ["full_attention"] * 32}, 2048, 64, 7168),
+    ],
+)
+def test_absent_keys_take_the_defaults_of_transformers(raw: dict, hidden: int, head_dim: int, width: int) -> None:
+    config = parse_config(raw, "config.json")
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (65536, hidden, 32)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (32, 8, head_dim)
     assert config.layer_types == ("full_attention",) * 32
-    assert (config.feed_forward_size, config.max_position_embeddings) == (8192, 128_000)
+    assert (config.feed_forward_size, config.max_position_embeddings, config.conv_L_cache) == (width, 128_000, 3)
     assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (1, (2,), 0)
-    assert (config.conv_bias, config.tie_word_embeddings, config.rope_theta, config.norm_eps) == (
-        False,
-        True,
-        1e6,
-        1e-5,
-    )
+    assert (config.conv_bias, config.tie_word_embeddings) == (False, True)
+    assert (config.rope_theta, config.norm_eps) == (1e6, 1e-5)
+    assert config.mixture == (MixtureConfig(32, 4, 1792, 2, True, True, 1.0) if "moe" in raw["model_type"] else None)
 
 
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 SPELLINGS = [
     ({"block_ff_dim": 40}, "feed_forward_size", 40),
     ({"block_ffn_dim_multiplier": 2.0, "block_multiple_of": 7}, "feed_forward_size", 24),
-    ({"block_auto_adjust_ff_dim": True, "block_multiple_of": 1}, "feed_forward_size", 16),
     ({"block_auto_adjust_ff_dim": True, "block_multiple_of": 7}, "feed_forward_size", 21),
-    (
-        {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.6, "block_multiple_of": 1},
-        "feed_forward_size",
-        25,
-    ),
+    ({"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.6, "block_multiple_of": 1}, None, 25),
     ({"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": None}, "feed_forward_size", 16),
-    (
-        {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5},
-        "feed_forward_size",
-        35,
-    ),
+    ({"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5}, None, 35),
     ({"layer_types": None, "full_attn_idxs": [0]}, "layer_types", ("full_attention", "conv")),
     ({"layer_types": None, "full_attn_idxs": []}, "layer_types", ("conv", "conv")),
     ({"layer_types": None, "full_attn_idxs": None}, "layer_types", ("full_attention", "full_attention")),
     ({"layer_types": ["conv", "attention"]}, "layer_types", ("conv", "full_attention")),
     ({"full_attn_idxs": [1]}, "layer_types", ("conv", "full_attention")),
-    ({"tie_embedding": False}, "tie_word_embeddings", False),
     ({"tie_embedding": False, "tie_word_embeddings": True}, "tie_word_embeddings", False),
     ({"tie_word_embeddings": False}, "tie_word_embeddings", False),
-    ({"rope_theta": 5e5}, "rope_theta", 5e5),
-    ({"rope_theta": 500000}, "rope_theta", 5e5),
-    ({"rope_theta": 5e5, "theta": 5e5}, "rope_theta", 5e5),
-    ({"rope_parameters": ROPE}, "rope_theta", 5e5),
+    ({"rope_theta": 500000, "theta": 5e5}, "rope_theta", 5e5),
     ({"rope_parameters": ROPE, "rope_theta": 1e4}, "rope_theta", 5e5),
     ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 1e4}, "rope_theta", 1e4),
     ({"rope_parameters": {"full_attention": ROPE}}, "rope_theta", 5e5),
@@ -109,7 +130,6 @@ SPELLINGS = [
     ({"rope_parameters": {}, "rope_scaling": None}, "rope_theta", 1e6),
     ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4}, "rope_theta", 1e4),
     ({"rope_scaling": {"rope_theta": 1e4}}, "rope_theta", 1e4),
-    ({"head_dim": 32}, "head_dim", 32),
     ({"head_dim": None}, "head_dim", 4),
     ({"head_dim": 6, "hidden_size": 17}, "head_dim", 6),
     ({"eos_token_id": [4, 2, 4]}, "eos_token_ids", (4, 2)),
@@ -119,13 +139,11 @@ SPELLINGS = [
     ({"architectures": ["Lfm2ForCausalLM"], "auto_map": {"AutoModelForCausalLM": "m.LFM2"}}, "hidden_size", 16),
     ({"architectures": ["Lfm2VlForConditionalGeneration"], "auto_map": None}, "hidden_size", 16),
     ({"num_key_value_heads": 4, "num_heads": 4, "conv_dim": 16, "sliding_window": None}, "num_key_value_heads", 4),
+    ({"num_experts": 0, "num_local_experts": None}, "mixture", None),
     ({"torch_dtype": "float32", "dtype": "bfloat16", "never_heard_of": [1]}, "hidden_size", 16),
 ]
-
-
 OF_MIXTURES = [
     ({"tie_embedding": False}, "tie_word_embeddings", False),
-    ({"rope_theta": 5e6}, "rope_theta", 5e6),
     ({"rope_theta": 5e6, "theta": 5e6}, "rope_theta", 5e6),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000}}, "rope_theta", 5e6),
     ({"layer_types": None, "full_attn_idxs": [1]}, "layer_types", ("conv", "full_attention", "conv")),
@@ -140,19 +158,21 @@ DENSE_OR_NOT = [(raw_config, *row) for row in SPELLINGS] + [(raw_mixture, *row) 
 
 @pytest.mark.parametrize(("raw", "changes", "field", "value"), DENSE_OR_NOT)
 def test_old_and_new_spellings_mean_what_transformers_makes_of_them(
-    raw: Raw, changes: dict[str, object], field: str, value: object
+    raw: Raw, changes: dict[str, object], field: str | None, value: object
 ) -> None:
-    assert getattr(parse_config(raw(**changes), "config.json"), field) == value
+    assert getattr(parse_config(raw(**changes), "config.json"), field or "feed_forward_size") == value
+    assert changes.keys() - {"never_heard_of"} <= READ | IGNORED, "no warning of a key that is known"
 
 
-def test_the_width_is_rounded_up_only_inside_the_adjustment() -> None:
-    assert tiny_config(block_ffn_dim_multiplier=3.0).feed_forward_size == 24
-    assert tiny_config(block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=3.0).feed_forward_size == 256
+@pytest.mark.parametrize(("dense", "sparse"), [(0, 3), (1, 2), (3, 0), (7, 0)])
+def test_the_first_layers_are_dense(dense: int, sparse: int) -> None:
+    config = parse_config(raw_mixture(num_dense_layers=dense), "config.json")
+    assert sum(".gate.weight" in name for name in expected_tensors(config)) == sparse
+    assert [config.is_sparse(layer) for layer in range(3)] == [layer >= dense for layer in range(3)]
 
 
 REFUSALS = [
     ({"model_type": "llama"}, "model_type: 'llama', expected one of lfm2, lfm2_moe, lfm3"),
-    ({"model_type": None}, "model_type: null"),
     ({"model_type": ["lfm2"]}, "model_type"),
     ({"model_type": "lfm2_moe", "layer_types": None}, "layer_types: null"),
     ({"layer_types": ["conv", "sliding_attention"]}, "layer_types[1]: 'sliding_attention'"),
@@ -178,13 +198,11 @@ REFUSALS = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: 'linear'"),
     ({"rope_scaling": {"rope_theta": 2.0}, "rope_parameters": {"rope_theta": 3.0}}, "contradicts rope_parameters"),
     ({"theta": 5e5}, "theta: 500000.0, expected rope_theta=1000000.0"),
-    ({"rope_theta": "1e6"}, "rope_theta: '1e6'"),
     ({"rope_theta": 0.0}, "rope_theta: 0.0"),
     ({"rope_theta": True}, "rope_theta: true"),
     ({"rope_theta": math.nan}, "rope_theta: nan"),
     ({"rope_theta": 10**400}, "rope_theta: "),
     ({"norm_eps": 0.0}, "norm_eps: 0.0"),
-    ({"norm_eps": -1e-5}, "norm_eps: -1e-05"),
     ({"norm_eps": math.inf}, "norm_eps: inf"),
     ({"norm_eps": 1}, "norm_eps: 1, expected a float"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected an integer from 1 to 1024"),
@@ -196,7 +214,6 @@ REFUSALS = [
     ({"hidden_size": 10**5000}, "hidden_size: "),
     ({"hidden_size": 18}, "hidden_size: 18, expected a multiple of num_attention_heads=4"),
     ({"hidden_size": 2**18}, "hidden_size: 262144"),
-    ({"vocab_size": -1}, "vocab_size: -1"),
     ({"vocab_size": 2**21}, "vocab_size: 2097152"),
     ({"intermediate_size": 0}, "intermediate_size: 0"),
     ({"intermediate_size": 1, "block_auto_adjust_ff_dim": True}, "feed_forward_size: 0"),
@@ -204,7 +221,6 @@ REFUSALS = [
     ({"block_ff_dim": 2**18}, "feed_forward_size: 262144"),
     ({"block_multiple_of": 0}, "block_multiple_of: 0"),
     ({"block_ffn_dim_multiplier": 1e308}, "block_ffn_dim_multiplier: 1e+308"),
-    ({"block_ffn_dim_multiplier": "1"}, "block_ffn_dim_multiplier: '1'"),
     ({"block_auto_adjust_ff_dim": 1}, "block_auto_adjust_ff_dim: 1, expected true or false"),
     ({"num_key_value_heads": 3}, "expected a multiple of num_key_value_heads=3"),
     ({"num_key_value_heads": 0}, "num_key_value_heads: 0"),
@@ -221,18 +237,16 @@ REFUSALS = [
     ({"pad_token_id": False}, "pad_token_id: false"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
     ({"eos_token_id": "4"}, "eos_token_id: '4'"),
-    ({"eos_token_id": [4.0]}, "eos_token_id: [4.0]"),
     ({"block_use_swiglu": False}, "block_use_swiglu: false"),
-    ({"use_pos_enc": False}, "use_pos_enc: false"),
     ({"use_pos_enc": 1}, "use_pos_enc: 1"),
     ({"sliding_window": 256}, "sliding_window: 256"),
-    ({"num_experts": 32}, "num_experts: 32, expected 0"),
+    ({"num_experts": 32}, "num_experts: 32, expected 0 or no such key in an lfm2"),
+    ({"num_local_experts": 4}, "num_local_experts: 4, expected 0"),
     ({"is_causal": False}, "is_causal: false, expected true or no such key"),
     ({"is_causal": None}, "is_causal: null"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
     ({"is_encoder_decoder": True}, "is_encoder_decoder: true"),
     ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
-    ({"architectures": ["Lfm2BidirectionalModel"]}, "architectures: 'Lfm2BidirectionalModel', expected"),
     ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
     ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
@@ -247,11 +261,11 @@ REFUSALS = [
     ({"conv_dim_out": 8}, "conv_dim_out: 8, expected hidden_size=16"),
     ({"block_dim": 8}, "block_dim: 8, expected hidden_size=16"),
     ({"num_heads": 8}, "num_heads: 8, expected num_attention_heads=4"),
+    ({"num_layers": 3}, "num_layers: 3, expected num_hidden_layers=2"),
     ({"block_norm_eps": 1e-6}, "block_norm_eps: 1e-06, expected norm_eps=1e-05"),
+    ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06, expected norm_eps=1e-05"),
     ({"torch_dtype": 16}, "torch_dtype: 16, expected a string"),
 ]
-
-
 NOT_OF_LFM2 = [
     *("topk_method", "n_group", "topk_group", "scoring_func", "num_shared_experts", "n_routed_experts", "norm_topk"),
     *("shared_expert_intermediate_size", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers"),
@@ -259,36 +273,21 @@ NOT_OF_LFM2 = [
 ]
 REFUSED_MIXTURES = [
     ({"num_experts": 0}, "num_experts: 0, expected an integer from 1 to 1024"),
-    ({"num_experts": 2.0}, "num_experts: 2.0"),
     ({"num_experts": None}, "num_experts: null"),
-    ({"num_experts": True}, "num_experts: true"),
-    ({"num_experts": 10**9}, "num_experts: 1000000000"),
     ({"num_experts_per_tok": 5}, "num_experts_per_tok: 5, expected at most num_experts=4"),
     ({"num_experts_per_tok": 0}, "num_experts_per_tok: 0, expected an integer from 1"),
-    ({"num_experts_per_tok": "2"}, "num_experts_per_tok: '2'"),
-    ({"moe_intermediate_size": 0}, "moe_intermediate_size: 0"),
     ({"moe_intermediate_size": 2**18}, "moe_intermediate_size: 262144"),
     ({"num_dense_layers": -1}, "num_dense_layers: -1, expected an integer from 0"),
     ({"num_dense_layers": None}, "num_dense_layers: null"),
     ({"use_expert_bias": 1}, "use_expert_bias: 1, expected true or false"),
-    ({"use_expert_bias": None}, "use_expert_bias: null"),
     ({"norm_topk_prob": "true"}, "norm_topk_prob: 'true'"),
     ({"routed_scaling_factor": 1}, "routed_scaling_factor: 1, expected a float"),
     ({"routed_scaling_factor": 0.0}, "routed_scaling_factor: 0.0"),
-    ({"routed_scaling_factor": -2.5}, "routed_scaling_factor: -2.5"),
-    ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor: nan"),
-    ({"routed_scaling_factor": float("inf")}, "routed_scaling_factor: inf"),
     ({"routed_scaling_factor": None}, "routed_scaling_factor: null"),
     ({"num_local_experts": 5}, "num_local_experts: 5, expected num_experts=4"),
     ({"block_ff_dim": 30}, "block_ff_dim: 30, expected feed_forward_size=24"),
-    (
-        {"block_auto_adjust_ff_dim": True},
-        "block_auto_adjust_ff_dim: true, expected false or no such key in an lfm2_moe",
-    ),
-    (
-        {"block_ffn_dim_multiplier": 2.0},
-        "block_ffn_dim_multiplier: 2.0, expected null or no such key in an lfm2_moe",
-    ),
+    ({"block_auto_adjust_ff_dim": True}, "block_auto_adjust_ff_dim: true, expected false or no such key in an lfm2_"),
+    ({"block_ffn_dim_multiplier": 2.0}, "block_ffn_dim_multiplier: 2.0, expected null or no such key in an lfm2_moe"),
     ({"layer_types": None}, "layer_types: null, expected a list of layer types (lfm2_moe has no default)"),
     ({"theta": 5e6}, "theta: 5000000.0, expected rope_theta=1000000.0"),
     (
@@ -306,19 +305,25 @@ def test_a_config_that_cannot_be_honoured_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(raw(**changes), "here/config.json")
-    assert fragment in str(caught.value)
-    assert str(caught.value).startswith("here/config.json: ")
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+    text = str(caught.value)
+    assert text.startswith("here/config.json: ") and fragment in text
+    assert "\n" not in text and len(text) < 400
+
+
+# --- files
+
+
+def write(directory: Path, raw: dict[str, object], generation: dict[str, object] | None = None) -> Path:
+    (directory / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
 
 
 BAD_FILES = [
-    (b"", "not JSON"),
     (b"{", "not JSON"),
     (b"[]", "a JSON array, expected an object"),
-    (b"null", "expected an object"),
     (b"\xff{}", "not UTF-8"),
-    (b'{"model_type": "lfm2", "vocab_size": 9, "vocab_size": 10}', "'vocab_size' stands twice"),
     (b'{"a": {"b": 1, "b": 1}}', "'b' stands twice"),
     (b'{"norm_eps": NaN}', "NaN is not JSON"),
     (b'{"norm_eps": -Infinity}', "-Infinity is not JSON"),
@@ -334,7 +339,7 @@ BAD_FILES = [
 def test_a_file_that_is_not_strict_json_is_refused_by_name(
     tmp_path: Path, name: str, content: bytes, fragment: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    write(tmp_path, raw_config())
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=rf"/{name}: ") as caught:
         load_config(tmp_path)
@@ -349,21 +354,18 @@ def test_a_missing_config_is_refused_by_name(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-@pytest.mark.parametrize(("more", "expected"), [(2, (4, 2)), ([4, 7], (4, 7)), (None, (4,)), ([], (4,))])
+@pytest.mark.parametrize(("more", "expected"), [(2, (4, 2)), ([4, 7], (4, 7)), (None, (4,))])
 def test_generation_config_adds_its_eos_ids_after_those_of_the_config(
     tmp_path: Path, more: object, expected: tuple[int, ...]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": more, "temperature": 0.3}))
+    write(tmp_path, raw_config(), {"eos_token_id": more, "temperature": 0.3})
     assert load_config(tmp_path).eos_token_ids == expected
 
 
-@pytest.mark.parametrize("more", [300, -1, "4", True, [1.5]])
+@pytest.mark.parametrize("more", [300, True, [1.5]])
 def test_an_impossible_eos_id_in_generation_config_is_refused_by_name(tmp_path: Path, more: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": more}))
     with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id"):
-        load_config(tmp_path)
+        load_config(write(tmp_path, raw_config(), {"eos_token_id": more}))
 
 
 def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
@@ -374,6 +376,21 @@ def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
         replace(config, vocab_size=4)
 
 
+@pytest.mark.parametrize("path", sorted(FIXTURES.rglob("config.json")), ids=lambda path: path.parent.name)
+def test_no_fixture_has_a_key_that_nobody_knows(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_config(path.parent)
+
+
+def test_unknown_keys_are_reported_once_with_their_file(tmp_path: Path) -> None:
+    assert not IGNORED & READ
+    with pytest.warns(UserWarning, match=r"config\.json: attn_temperature, conv_dilation: not read") as caught:
+        load_config(write(tmp_path, raw_config(conv_dilation=2, attn_temperature=1, later=None)))
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*not read")
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
     keep=st.none() | st.integers(0, 900),

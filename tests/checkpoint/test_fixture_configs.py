@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,16 @@ import wrong_routes
 from engine_keys import NEEDED, NEEDED_OF_MIXTURES, spelled
 from safetensors import safe_open
 from tokenizers import Tokenizer
+from torture_table import MIXTURES
 
 import lfm2np
 from lfm2np.checkpoint.config_json import ECHOES, load_config, parse_config
-from lfm2np.errors import ConfigError
 from lfm2np.truth import reference
 from lfm2np.truth.weights import MixtureWeights
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("trained", "draft", "chat", "hand")
-MIXTURES = ("moe",)
+
 WITH_TOKENIZER = ("trained", "draft", "moe", "lfm3")
 
 
@@ -36,22 +35,15 @@ def raw(name: str) -> dict[str, Any]:
     return parsed
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", NEEDED)
-def test_a_fixture_has_every_key_that_an_engine_needs(name: str, engine: str) -> None:
-    assert NEEDED[engine] <= set(raw(name)), engine
+@pytest.mark.parametrize("name", [*NAMES, "moe"])
+def test_a_fixture_has_every_key_that_an_engine_needs(name: str) -> None:
+    for engine, keys in (NEEDED_OF_MIXTURES if name == "moe" else NEEDED).items():
+        assert keys <= raw(name).keys(), engine
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("engine", NEEDED_OF_MIXTURES)
-def test_a_mixture_has_every_key_that_an_engine_needs(name: str, engine: str) -> None:
-    assert NEEDED_OF_MIXTURES[engine] <= set(raw(name)), engine
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_what_a_mixture_says_is_what_its_config_means(name: str) -> None:
+def test_what_the_mixture_says_is_what_its_config_means() -> None:
     """Old spellings are few there: what LFM2-8B-A1B does not say, this does not say either."""
-    said, config = raw(name), load_config(FIXTURES / name)
+    said, config = raw("moe"), load_config(FIXTURES / "moe")
     assert config.mixture is not None
     meant = spelled(config) | asdict(config.mixture)
     assert {key: meant[key] for key in said if key in meant} == {key: said[key] for key in said if key in meant}
@@ -59,10 +51,9 @@ def test_what_a_mixture_says_is_what_its_config_means(name: str) -> None:
     assert said["architectures"] == ["Lfm2MoeForCausalLM"]
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_is_stored_as_published_ones_are(name: str) -> None:
+def test_the_mixture_is_stored_as_published_ones_are() -> None:
     """One tensor an expert, in bfloat16; the biases in float32; below three million parameters and six megabytes."""
-    path, config = FIXTURES / name / "model.safetensors", load_config(FIXTURES / name)
+    path, config = FIXTURES / "moe" / "model.safetensors", load_config(FIXTURES / "moe")
     assert config.mixture is not None
     with safe_open(str(path), framework="numpy") as file:
         stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
@@ -76,6 +67,17 @@ def test_a_mixture_is_stored_as_published_ones_are(name: str) -> None:
     assert {kind for key, kind in types.items() if "expert_bias" not in key} == {"BF16"}
     assert sum(math.prod(shape) for shape in shapes.values()) < 3_000_000
     assert path.stat().st_size < 6_000_000
+
+
+def test_the_torture_mixtures_have_every_switch_on_and_off() -> None:
+    mixtures = [load_config(FIXTURES / "torture" / name).mixture for name in MIXTURES]
+    told = [asdict(mixture) for mixture in mixtures if mixture]
+    assert {one["use_expert_bias"] for one in told} == {one["norm_topk_prob"] for one in told} == {True, False}
+    assert {one["routed_scaling_factor"] for one in told} == {1.0, 2.5, 0.5}
+    assert {one["num_dense_layers"] for one in told} == {0, 1, 2}
+    counts = {(one["num_experts_per_tok"] == 1, one["num_experts_per_tok"] == one["num_experts"]) for one in told}
+    assert counts == {(True, True), (True, False), (False, True), (False, False)}
+    assert {MIXTURES[name].built.mixture.fused for name in MIXTURES} == {True, False}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("mistake", ["", *wrong_routes.MISTAKES])
@@ -98,68 +100,18 @@ def test_every_spelling_says_what_the_config_means(name: str) -> None:
     assert said["architectures"] == ["Lfm2ForCausalLM"]
 
 
-def round_up(width: int, multiple: int) -> int:
-    return multiple * ((width + multiple - 1) // multiple)
-
-
-def width_in_transformers(width: int, config: dict[str, Any]) -> int:
-    """Rounds only where it multiplies; SGLang likewise."""
-    if config["block_auto_adjust_ff_dim"]:
-        width = int(2 * width / 3)
-        if config["block_ffn_dim_multiplier"] is not None:
-            width = round_up(int(config["block_ffn_dim_multiplier"] * width), config["block_multiple_of"])
-    return width
-
-
-def width_in_engines(width: int, config: dict[str, Any]) -> int:
-    """vLLM, mlx-lm, llama.cpp's converter: as transformers, but rounds without a multiplier, too."""
-    if config["block_auto_adjust_ff_dim"]:
-        width = int(2 * width / 3)
-        if config["block_ffn_dim_multiplier"] is not None:
-            width = int(config["block_ffn_dim_multiplier"] * width)
-        width = round_up(width, config["block_multiple_of"])
-    return width
-
-
-def width_unasked(width: int, config: dict[str, Any]) -> int:
-    """A reader that takes the flag for the two thirds alone, and multiplies and rounds whatever it says."""
-    return round_up(int((config["block_ffn_dim_multiplier"] or 1.0) * width), config["block_multiple_of"])
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("key", ["block_ff_dim", "intermediate_size"])
-@pytest.mark.parametrize("width", [width_in_transformers, width_in_engines, width_unasked])
-def test_the_width_is_that_of_w1_however_an_engine_adjusts_it(
-    name: str, key: str, width: Callable[[int, dict[str, Any]], int]
-) -> None:
+def test_the_width_is_that_of_w1_however_an_engine_adjusts_it(name: str) -> None:
+    """Some multiply and round whatever the flag says: neither changes it."""
+    said, width = raw(name), load_config(FIXTURES / name).feed_forward_size
     with safe_open(str(FIXTURES / name / "model.safetensors"), framework="numpy") as file:
-        rows = file.get_slice("model.layers.0.feed_forward.w1.weight").get_shape()[0]
-    assert width(raw(name)[key], raw(name)) == rows == load_config(FIXTURES / name).feed_forward_size
+        assert file.get_slice("model.layers.0.feed_forward.w1.weight").get_shape()[0] == width
+    assert said["block_ff_dim"] == said["intermediate_size"] == width
+    assert said["block_auto_adjust_ff_dim"] is False and said["block_ffn_dim_multiplier"] == 1.0
+    assert width % said["block_multiple_of"] == 0
 
 
 # Field of ModelConfig, what it is then, and the two spellings of that.
-SPELLINGS: dict[str, tuple[object, dict[str, object], dict[str, object]]] = {
-    "feed_forward_size": (10, {"block_ff_dim": 10}, {"intermediate_size": 10}),
-    "tie_word_embeddings": (False, {"tie_embedding": False}, {"tie_word_embeddings": False}),
-    "rope_theta": (5e5, {"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}),
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("field", [*SPELLINGS, "layer_types"])
-@pytest.mark.parametrize("alone", ["old", "new"])
-def test_each_spelling_alone_is_read(name: str, field: str, alone: str) -> None:
-    """Another value than the fixture's, lest a default pass for what was read."""
-    config = parse_config(raw(name), "here")
-    turned = ["conv" if kind == "full_attention" else "full_attention" for kind in config.layer_types]
-    indices = [i for i, kind in enumerate(turned) if kind == "full_attention"]
-    spellings = SPELLINGS | {"layer_types": (tuple(turned), {"full_attn_idxs": indices}, {"layer_types": turned})}
-    value, old, new = spellings[field]
-    assert value != getattr(config, field)
-    left = {key: said for key, said in raw(name).items() if key not in {**old, **new, "theta": None}}
-    assert parse_config(left | (old if alone == "old" else new), "here") == replace(config, **{field: value})
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("old", [True, False], ids=["old", "new"])
 def test_a_config_in_one_spelling_only_means_the_same(name: str, old: bool) -> None:
@@ -168,20 +120,6 @@ def test_a_config_in_one_spelling_only_means_the_same(name: str, old: bool) -> N
     dropped = set(pairs) if old else set(pairs.values()) | set(ECHOES)
     left = {key: said for key, said in raw(name).items() if key not in dropped}
     assert parse_config(left, "here") == parse_config(raw(name), "here")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("key", ["block_dim", "conv_dim", "conv_dim_out", "num_heads", "block_norm_eps", "theta"])
-def test_a_key_that_transformers_ignores_may_not_contradict_the_one_that_counts(name: str, key: str) -> None:
-    config = raw(name)
-    with pytest.raises(ConfigError, match=rf"^here: {key}: .*, expected {ECHOES[key]}={config[key]}"):
-        parse_config(config | {key: config[key] * 2}, "here")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_full_attn_idxs_may_not_contradict_layer_types(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^here: full_attn_idxs: \[\] contradicts layer_types"):
-        parse_config(raw(name) | {"full_attn_idxs": []}, "here")
 
 
 @pytest.mark.parametrize("name", WITH_TOKENIZER)

@@ -1,13 +1,15 @@
-"""Blocks to try: drawn by Hypothesis, and many at random; all of them of finite scales."""
+"""Blocks to try, drawn by Hypothesis, and whole models of random ones; all of them of finite scales."""
 
 from __future__ import annotations
 
 import struct
 
 import numpy as np
+from gguf_file import Tensor, model_tensors
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.gguf.ggml_types import LARGEST_EXPONENT, QUANTISED, Bytes
+from lfm2np.truth.config import ModelConfig
 
 # Of float16: zeros, the least and largest subnormal, the least normal, one, the largest; each of either sign.
 HALVES = [0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF]
@@ -44,3 +46,19 @@ def random_rows(name: str, shape: tuple[int, int], seed: int, exponents: tuple[i
     if name == "MXFP4":
         block_rows[:, 0] = 127 + random.integers(*exponents, len(block_rows)) - 15
     return block_rows.reshape(shape[0], -1)
+
+
+def quantised_tensors(
+    config: ModelConfig, dtype: str, seed: int = 0, exponents: tuple[int, int] = (8, 11)
+) -> dict[str, Tensor]:
+    """Random blocks for every matrix, random float32 near 1 for all else; routers are float32 as llama.cpp has them."""
+    random = np.random.default_rng(seed)
+
+    def made(name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor_seed = int(random.integers(2**31))
+        if len(shape) == 2 and "gate.weight" not in name and dtype in QUANTISED:
+            return Tensor(dtype, shape, random_rows(dtype, shape, tensor_seed, exponents).tobytes())
+        values = np.random.default_rng(tensor_seed).normal(0.0 if "gate" in name else 1.0, 0.1, shape)
+        return Tensor("F32", shape, values.astype("<f4").tobytes())
+
+    return model_tensors(config, made)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_bytes import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded
+from gguf_file import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +85,8 @@ def test_what_was_written_is_read(path: Path, version: int, alignment: int):
 
 def test_a_file_cut_anywhere_is_refused(path: Path):
     """The last tensor ends in a number that is not 0; what follows is padding."""
-    for end in range(len(WHOLE.rstrip(b"\0"))):
+    last = len(WHOLE.rstrip(b"\0")) - 1
+    for end in (*range(0, last, 3), last):
         path.write_bytes(WHOLE[:end])
         with pytest.raises(CheckpointError, match=r"^.*x\.gguf: [^\n]*$"):
             open_container(path)
@@ -96,56 +97,50 @@ def test_what_stands_behind_the_last_tensor_is_left_alone(path: Path):
     assert open_container(path).tensors.keys() == TENSORS.keys()
 
 
+def start(tensors: int, keys: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, keys)
+
+
+def one_key(*kinds: int, content: bytes = bytes(99)) -> bytes:
+    """The key k: its type; of an array the type of its values, and how many."""
+    form = "<I" if len(kinds) == 1 else "<IIQ"
+    return start(0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack(form, *kinds) + content
+
+
 def one_info(*given: bytes) -> bytes:
     return padded(header({}, given)) + bytes(4096)
 
 
+def alignment(kind: int, value: int) -> bytes:
+    return gguf_bytes({"general.alignment": (kind, value)}, {})
+
+
+TWICE = struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 0, 1)
 WRONG = {
-    "splits": (
-        gguf_bytes({"split.count": (2, 3)}, {}),
-        "split.count: 3 (uint16), expected 1: `llama-gguf-split",
-    ),
+    "splits": (gguf_bytes({"split.count": (2, 3)}, {}), "split.count: 3 (uint16), expected 1: `llama-gguf-split"),
     "nothing": (b"", "0 bytes, expected a GGUF file"),
     "magic": (b"GGML" + WHOLE[4:], "begins with b'GGML', expected b'GGUF'"),
     "version": (gguf_bytes({}, {}, version=1), "GGUF version 1, expected 2 or 3"),
     "big-endian": (b"GGUF" + struct.pack(">I", 3) + WHOLE[8:], "GGUF version 50331648 (a big-endian file), expected"),
-    "many tensors": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "name of tensor 0: length: 8 bytes from byte 24 on"),
-    "many keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**64 - 1), "key 0: length: 8 bytes from byte 24 on"),
+    "many tensors": (start(2**63, 0), "name of tensor 0: length: 8 bytes from byte 24 on"),
+    "many keys": (start(0, 2**64 - 1), "key 0: length: 8 bytes from byte 24 on"),
     "key's length": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62),
+        start(0, 1) + struct.pack("<Q", 2**62),
         f"key 0: {2**62} bytes from byte 32 on, expected at most the 0 that are left",
     ),
-    "key twice": (
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 0, 1)),
-        "key 'k': stands twice, expected one name",
-    ),
+    "key twice": (start(0, 2) + 2 * TWICE, "key 'k': stands twice, expected one name"),
     "no key": (gguf_bytes({"": (U32, 1)}, {}), "key '': empty, expected one name"),
-    "kind": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 13) + bytes(99),
-        "k: value of type 13, expected 0 to 12",
-    ),
-    "array in array": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + bytes(99),
-        "k: value of type 9, expected 0 to 12 (arrays not in arrays)",
-    ),
+    "kind": (one_key(13), "k: value of type 13, expected 0 to 12"),
+    "array in array": (one_key(9, 9, 1), "k: value of type 9, expected 0 to 12 (arrays not in arrays)"),
     "array's length": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**62) + bytes(99),
-        f"k: {2**62} values: {2**64} bytes from byte 49 on, expected at most the 99 that are left",
+        one_key(9, 4, 2**62),
+        f"k: {2**62} values: {2**64} bytes from byte 49 on, expected at most the 9",
     ),
-    "bool": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IB", 7, 2),
-        "k: the bool 2, expected 0 or 1",
-    ),
-    "bool in an array": (
-        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQBB", 9, 7, 2, 1, 7),
-        "k: the bool 7, expected 0 or 1",
-    ),
-    "alignment": (
-        gguf_bytes({"general.alignment": (U32, 24)}, {}),
-        "general.alignment: 24 (uint32), expected a uint32",
-    ),
-    "alignment's kind": (gguf_bytes({"general.alignment": (10, 32)}, {}), "general.alignment: 32 (uint64), expected"),
-    "no alignment": (gguf_bytes({"general.alignment": (U32, 0)}, {}), "general.alignment: 0 (uint32), expected"),
+    "bool": (one_key(7, content=b"\2"), "k: the bool 2, expected 0 or 1"),
+    "bool in an array": (one_key(9, 7, 2, content=b"\1\7"), "k: the bool 7, expected 0 or 1"),
+    "alignment": (alignment(U32, 24), "general.alignment: 24 (uint32), expected a uint32"),
+    "alignment's kind": (alignment(10, 32), "general.alignment: 32 (uint64), expected"),
+    "no alignment": (alignment(U32, 0), "general.alignment: 0 (uint32), expected"),
     "name twice": (one_info(info("a", (1,), 0, 0), info("a", (1,), 0, 32)), "tensor 1, 'a': stands twice, expected"),
     "long name": (one_info(info("n" * 64, (1,), 0, 0)), f"tensor 0, '{'n' * 64}': 64 characters, expected"),
     "no name": (one_info(info("", (1,), 0, 0)), "tensor 0, '': 0 characters, expected"),
@@ -153,14 +148,8 @@ WRONG = {
     "dimensions": (one_info(info("a", (1,) * 5, 0, 0)), "a: 5 dimensions, expected 1 to 4"),
     "empty": (one_info(info("a", (2, 0), 0, 0)), "a: shape (2, 0), expected sizes from 1 to 2**40"),
     "overflow": (one_info(info("a", (2**63, 4), 0, 0)), f"a: shape ({2**63}, 4), expected sizes from 1 to 2**40"),
-    "product overflows": (
-        one_info(info("a", (2**39,) * 4, 0, 0)),
-        f"a: F32 in bytes 96 to {96 + 4 * 2**156}, expected",
-    ),
-    "rows of no blocks": (
-        one_info(info("a", (8, 48), 8, 0)),
-        "a: Q8_0 with rows of 48, expected a multiple of its block, 32",
-    ),
+    "product": (one_info(info("a", (2**39,) * 4, 0, 0)), f"a: F32 in bytes 96 to {96 + 4 * 2**156}, expected"),
+    "no blocks": (one_info(info("a", (8, 48), 8, 0)), "a: Q8_0 with rows of 48, expected a multiple of its block, 32"),
     "unread type": (one_info(info("a", (256,), 16, 0)), "a: type 16 (IQ2_XXS) is not read, expected one of F32, F16, "),
     "unknown type": (one_info(info("a", (256,), 77, 0)), "a: type 77 is not read, expected one of F32, F16, BF16"),
     "overlap": (
@@ -168,7 +157,6 @@ WRONG = {
         "b: offset 32, expected 64, behind the tensor before it, padded to 32 bytes",
     ),
     "gap": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 64)), "b: offset 64, expected 32, behind the tensor"),
-    "same place": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 0)), "b: offset 0, expected 32, behind"),
     "offset": (one_info(info("a", (8,), 0, 2**64 - 32)), f"a: offset {2**64 - 32}, expected 0, behind the tensor"),
     "short": (
         padded(header({}, [info("a", (8,), 0, 0)])) + bytes(31),
@@ -195,19 +183,6 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(path: Path, at: int,
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
     else:
         assert all(tensor.values.nbytes <= len(damaged) for tensor in container.tensors.values())
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_behind_the_magic_are_refused_or_read(content: bytes):
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "x.gguf"
-        path.write_bytes(b"GGUF" + struct.pack("<I", 3) + content)
-        try:
-            open_container(path)
-        except CheckpointError as error:
-            assert str(error).startswith(f"{path}: ")
 
 
 def test_a_file_that_is_not_there_or_no_file_is_told(path: Path):

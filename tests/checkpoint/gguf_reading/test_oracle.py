@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blocks_drawn import quantised_tensors
 from builders import raw_config
-from gguf_bytes import gguf_bytes, model_keys, quantised_tensors
+from gguf_file import gguf_bytes, model_keys
 from truths import truth_of
 from vocabularies import keys_of, write_directory, write_file
 
@@ -25,7 +26,6 @@ from lfm2np.truth import reference
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
 IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 300, 40))
-FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,12 @@ def test_a_right_engine_of_quantised_weights_is_about_as_far_off_as_its_format_s
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("draw", range(8))
-def test_engines_that_could_be_compute_in_float32_whatever_their_weights_come_as(name: str, draw: int) -> None:
-    weight = np.random.default_rng(draw).normal(size=(6, 64))
-    engine = emulated(name, 1, draw)
-    assert engine.prepare_matrix(weight, "model.layers.0.conv.in_proj.weight").values.dtype == np.float32
-    assert engine.embed(weight).dtype == np.float32
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8", "int4"])
+def test_engines_that_could_be_compute_in_float32_whatever_their_weights_come_as(name: str) -> None:
+    for draw in range(8):
+        weight, engine = np.random.default_rng(draw).normal(size=(6, 64)), emulated(name, 1, draw)
+        assert engine.prepare_matrix(weight, "model.layers.0.conv.in_proj.weight").values.dtype == np.float32
+        assert engine.embed(weight).dtype == np.float32
 
 
 def test_what_float32_loses_of_a_weight_counts_as_the_engine_s() -> None:
@@ -83,23 +82,16 @@ def test_a_link_to_a_file_of_another_name_is_a_gguf_to_workers_too(path: Path, m
 
 
 @pytest.mark.rounding
-def test_vectors_and_scores_of_quantised_weights_with_the_file_s_own_tokenizer(tmp_path: Path) -> None:
-    keys = keys_of(write_directory(tmp_path / "hf", "lfm2"), "lfm2")
+def test_vectors_of_quantised_weights_with_the_file_s_own_tokenizer(tmp_path: Path) -> None:
+    keys = keys_of(write_directory(tmp_path / "hf", "lfm2"))
     models = [lfm2np.load(write_file(tmp_path / f"{dtype}.gguf", keys, dtype)) for dtype in ("Q4_0", "Q8_0")]
     vector_set = make(models[0], only=("short-2-text", "border-15"))
     assert vector_set["vectors"][0]["prompt_text"] is not None and vector_set["model"]["name"] == "Q4_0.gguf"
     assert verify(models[0], vector_set) == []
     assert {mismatch.what.partition(".")[0] for mismatch in verify(models[1], vector_set)} == {"model"}
-    rows = models[0].logits("the red ball").astype(np.float64)
-    ids = models[0].tokenizer.encode("the red ball")
-    logprobs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    scores = [score.logprob for score in models[0].score("the red ball")]
-    np.testing.assert_allclose(
-        scores, [logprobs[at, token_id] for at, token_id in enumerate(ids[1:])], rtol=1e-5, atol=1e-5
-    )
 
 
-def test_vectors_name_the_file_by_its_hash(path: Path, model: Model, tmp_path: Path) -> None:
+def test_vectors_name_the_file_by_its_hash(path: Path, model: Model) -> None:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     facts = model_facts(model)
     assert facts["config_sha256"] == sha256 and facts["weights"] == {"x.gguf": sha256}

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blocks_drawn import quantised_tensors
 from builders import raw_config, raw_mixture
-from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
+from gguf_file import Tensor, gguf_bytes, model_keys
 
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.commands.cli import main

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from block_values import VALUES
-from blocks_drawn import EDGES, blocks, random_rows
+from blocks_drawn import blocks, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.errors import CheckpointError
 
 every_format = pytest.mark.parametrize("name", QUANTISED)
-WITH_MINIMA = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
 
 
 def row(content: bytes) -> np.ndarray:
@@ -29,49 +28,12 @@ def fractions(values: np.ndarray) -> list[Fraction]:
     return [Fraction(value) for value in values.reshape(-1).tolist()]
 
 
-def test_every_format_has_a_second_source():
-    assert VALUES.keys() == QUANTISED.keys()
-
-
 @every_format
 @given(data=st.data())
 def test_a_weight_is_exactly_what_its_format_says(name: str, data: st.DataObject):
     content = data.draw(blocks(name))
     assert fractions(values_of(row(content), name)) == VALUES[name](content)
     assert BlockRows(name, row(content)).problem() is None
-
-
-@pytest.mark.slow
-@every_format
-def test_every_bit_of_a_block_has_its_place(name: str):
-    """One bit at a time, under scales that are one: a bit in a wrong place shows, as no other can hide it."""
-    size = QUANTISED[name].size
-    for bit in range(8 * size):
-        content = bytearray(size)
-        content[bit // 8] |= 1 << bit % 8
-        for at in QUANTISED[name].halves:
-            content[at : at + 2] = struct.pack("<e", 1.0)
-        if name == "MXFP4":
-            content[0] = 127
-        assert fractions(values_of(row(bytes(content)), name)) == VALUES[name](bytes(content)), bit
-
-
-@every_format
-def test_edges_of_scales(name: str):
-    """Zero of either sign, subnormal and largest scales, with the least and the largest codes: nothing is rounded.
-
-    Of two scales all pairs, and with codes in between each scale beside itself.
-    """
-    kind = QUANTISED[name]
-    for byte in (0, 255, 0x7F, 0x80):
-        for first in EDGES:
-            for second in EDGES if len(kind.halves) == 2 and byte in (0, 255) else (first,):
-                content = bytearray([byte]) * kind.size
-                for at, half in zip(kind.halves, (first, second), strict=False):
-                    struct.pack_into("<H", content, at, half)
-                if name == "MXFP4":
-                    content[0] = first % 253
-                assert fractions(values_of(row(bytes(content)), name)) == VALUES[name](bytes(content))
 
 
 @every_format
@@ -82,12 +44,6 @@ def test_rows_of_several_blocks_follow_each_other(name: str):
     assert values.shape == (2, 3, 3 * weights)
     expected = [VALUES[name](rows[i, size * j : size * (j + 1)].tobytes()) for i in range(6) for j in range(3)]
     assert fractions(values) == [value for block in expected for value in block]
-
-
-@every_format
-def test_float32_holds_the_weights_of_formats_without_minima_and_only_those(name: str):
-    values = values_of(random_rows(name, (64, 1024), 2), name)
-    assert np.array_equal(values.astype(np.float32), values) == (name not in WITH_MINIMA)
 
 
 @every_format
@@ -123,10 +79,3 @@ def test_a_bad_block_is_found_wherever_it_stands(name: str):
     rows[-1] = 255
     with pytest.raises(CheckpointError, match=f"block 0 of row {len(rows) - 1}, "):
         require_finite(StoredTensor("w", name, BlockRows(name, rows)))
-
-
-@every_format
-def test_a_stored_tensor_knows_the_shape_of_its_numbers(name: str):
-    rows = random_rows(name, (6, 512), 5).reshape(3, 2, -1)
-    stored = StoredTensor("w", name, BlockRows(name, rows))
-    assert stored.shape == (3, 2, 512) == stored.rows(slice(None)).shape

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import json
-import sys
 from pathlib import Path
 
+from blocks_drawn import quantised_tensors
 from builders import tiny_config
-from gguf_bytes import Key, gguf_bytes, model_keys, quantised_tensors
+from gguf_file import STRING, Key, gguf_bytes, model_keys
+from quantise import tokenizer_keys
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from vocabulary_keys import FIXTURES, LFM2_SPLIT, tokenizer_keys
 
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.truth.config import ModelConfig
 
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+TRAINED = FIXTURES / "trained"
+UNUSED = 5
+LFM2_SPLIT = "|".join(
+    [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 PATTERNS = ("lfm2", "gpt-2")
 SPECIALS = ("<|pad|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>")
-USER_DEFINED = ("<tool>", "née → call")
+ADDED = ("<tool>", "née → call")
 ODD = (
     "",
     " ",
@@ -41,23 +54,23 @@ ODD = (
 )
 
 
+def trained_keys(pre: str = "lfm2") -> dict[str, Key]:
+    """All keys of the trained fixture, its tokenizer under the name of a pattern that it may not have."""
+    config = load_config(TRAINED)
+    return model_keys(config) | tokenizer_keys(TRAINED, config) | {"tokenizer.ggml.pre": (STRING, pre)}
+
+
+def write_gguf(path: Path, keys: dict[str, Key]) -> Path:
+    """With weights that nobody multiplies."""
+    path.write_bytes(gguf_bytes(keys, quantised_tensors(load_config(TRAINED), "Q8_0")))
+    return path
+
+
 def pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
     if pattern == "gpt-2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     split = pre_tokenizers.Split(Regex(LFM2_SPLIT), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def generated_texts(count: int) -> list[str]:
-    """Of the trained fixture's corpus, which is a script and no module."""
-    spec = importlib.util.spec_from_file_location("corpus_of_fixture", FIXTURES / "corpus.py")
-    assert spec is not None and spec.loader is not None
-    corpus = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = corpus  # which its dataclass asks for
-    spec.loader.exec_module(corpus)
-    return [
-        "".join(corpus.as_text(example)) for example in itertools.islice(corpus.examples(seed=5, held_out=False), count)
-    ]
 
 
 def config_of() -> ModelConfig:
@@ -76,8 +89,8 @@ def write_directory(directory: Path, pattern: str) -> Path:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator([*ODD[:14], *generated_texts(300)] * 3, trainer)
-    backend.add_tokens([AddedToken(text, normalized=False) for text in USER_DEFINED])
+    backend.train_from_iterator(ODD[:14] * 3, trainer)
+    backend.add_tokens([AddedToken(text, normalized=False) for text in ADDED])
     bos = SPECIALS[1]
     template = {"single": f"{bos} $A", "pair": f"{bos} $A {bos}:1 $B:1"}
     backend.post_processor = processors.TemplateProcessing(**template, special_tokens=[(bos, 1)])
@@ -93,9 +106,8 @@ def raw_tokenizer(directory: Path) -> dict:
     return json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def keys_of(directory: Path, pattern: str) -> dict[str, Key]:
-    template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
-    return model_keys(config_of()) | tokenizer_keys(raw_tokenizer(directory), config_of(), pattern, template)
+def keys_of(directory: Path) -> dict[str, Key]:
+    return model_keys(config_of()) | tokenizer_keys(directory, config_of())
 
 
 def write_file(path: Path, keys: dict[str, Key], dtype: str = "F32") -> Path:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from builders import Stored, stored
-from packed_values import drawn_bits, number, packed
+from builders import Stored
+from packed_values import Made, drawn_bits, number, packed, quantised_model
 
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import expected_tensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output stands at each place of a word
-Exact = Callable[[], list[list[Fraction]]]
 
 
 def gptq(**changes: object) -> dict[str, Any]:
@@ -34,9 +31,7 @@ def awq(**changes: object) -> dict[str, Any]:
     return {"quantization_config": quantization | changes}
 
 
-def quantised_matrix(
-    module: str, shape: tuple[int, int], settings: dict[str, Any], seed: int
-) -> tuple[dict[str, Stored], Exact]:
+def quantised_matrix(module: str, shape: tuple[int, int], settings: dict[str, Any], seed: int) -> Made:
     """Random codes, scales and zeros of a matrix, and its weights."""
     quantization, random, (rows, columns) = settings["quantization_config"], np.random.default_rng(seed), shape
     bits, method, size = (
@@ -66,9 +61,8 @@ def quantised_matrix(
         group = groups[column]
         return number(int(scales[group, row]), "F16") * (int(codes[row, column]) - int(zeros[row, group]))
 
-    return {f"{module}.{part}": value for part, value in tensors.items()}, lambda: [
-        [weight(row, column) for column in range(columns)] for row in range(rows)
-    ]
+    exact = {f"{module}.weight": lambda: [[weight(row, column) for column in range(columns)] for row in range(rows)]}
+    return {f"{module}.{part}": value for part, value in tensors.items()}, exact
 
 
 def mixed(outputs_last: np.ndarray) -> np.ndarray:
@@ -77,19 +71,10 @@ def mixed(outputs_last: np.ndarray) -> np.ndarray:
     return np.stack([eights[:, :, place] for place in AWQ_ORDER], axis=-1).reshape(outputs_last.shape)
 
 
-def quantised_tensors(
-    config: ModelConfig, settings: dict[str, Any], seed: int = 0
-) -> tuple[dict[str, Stored], dict[str, Exact]]:
+def quantised_tensors(config: ModelConfig, settings: dict[str, Any], seed: int = 0) -> Made:
     """Every matrix but the embedding and routers."""
-    tensors: dict[str, Stored] = {}
-    expected: dict[str, Exact] = {}
-    random = np.random.default_rng(seed)
-    for key, shape in expected_tensors(config).items():
-        module = key.removesuffix(".weight")
-        if len(shape) == 2 and not module.endswith(("embed_tokens", "gate")):
-            part, expected[key] = quantised_matrix(module, shape, settings, int(random.integers(2**31)))
-            tensors |= part
-        else:
-            size = 0.1 if len(shape) == 2 or "bias" in key else 1.0
-            tensors[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), "F16")
-    return tensors, expected
+
+    def quantised(module: str, shape: tuple[int, int], seed: int) -> Made:
+        return quantised_matrix(module, shape, settings, seed)
+
+    return quantised_model(config, quantised, "F16", ("embed_tokens", "gate"), seed)

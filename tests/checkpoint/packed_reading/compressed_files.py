@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from builders import Stored, stored
-from packed_values import drawn_bits, float8, number, packed
+from packed_values import Made, drawn_bits, float8, number, packed, quantised_model
 
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import expected_tensors
 
-Exact = Callable[[], list[list[Fraction]]]  # when they are asked for: fractions take their time
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
@@ -43,6 +40,7 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "int4-channel": ("pack-quantized", weights(**CHANNEL), None),
     "int4-g32-zero": ("pack-quantized", weights(symmetric=False), None),
     "int4-channel-zero": ("pack-quantized", weights(symmetric=False, **CHANNEL), None),
+    "int4-g32-zero of ordered columns": ("pack-quantized", weights(symmetric=False, actorder="group"), None),
     "int8-g64": ("pack-quantized", weights(num_bits=8, group_size=64), None),
     "int8-g64-zero": ("pack-quantized", weights(num_bits=8, group_size=64, symmetric=False), None),
     "int8-channel": ("int-quantized", weights(num_bits=8, **CHANNEL), TOKEN),
@@ -80,9 +78,7 @@ def told(name: str, **changes: object) -> dict[str, object]:
     return {"quantization_config": settings | changes}
 
 
-def quantised_matrix(
-    module: str, shape: tuple[int, int], name: str, dtype: str, seed: int, order: bool = False
-) -> tuple[dict[str, Stored], Exact]:
+def quantised_matrix(module: str, shape: tuple[int, int], name: str, dtype: str, seed: int) -> Made:
     """Random codes, scales and zeros of a matrix, and its weights."""
     form, args, inputs = SCHEMES[name]
     random, (rows, columns), bits = np.random.default_rng(seed), shape, args["num_bits"]
@@ -96,7 +92,7 @@ def quantised_matrix(
     scales = drawn_bits(random, dtype, scale_shape, (-10, -8) if bits == 8 else (-5, -3))
     zeros = random.integers(0, 2**bits, scale_shape) if not args["symmetric"] else np.full(scale_shape, 2 ** (bits - 1))
     groups = [column // size for column in range(columns)]
-    if order:
+    if args["actorder"]:
         groups = random.permutation(groups).tolist()
     tensors: dict[str, Stored] = {
         "weight_scale": (dtype, (1,) if strategy == "tensor" else scale_shape, scales.tobytes())
@@ -115,7 +111,7 @@ def quantised_matrix(
             tensors["weight_zero_point"] = ("I32", words.shape, words.tobytes())
         else:
             tensors["weight_zero_point"] = ("I8", scale_shape, (zeros - 128).astype("i1").tobytes())
-    if order:
+    if args["actorder"]:
         tensors["weight_g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
     if inputs is not None and not inputs["dynamic"]:
         tensors["input_scale"] = stored(np.array([0.25 + seed % 7], np.float32), "F32")
@@ -125,24 +121,14 @@ def quantised_matrix(
         scale, code = number(int(scales[index]), dtype), int(codes[row, column])
         return scale * (float8(code) if is_float else code - int(zeros[index]))
 
-    return {f"{module}.{part}": value for part, value in tensors.items()}, lambda: [
-        [weight(row, column) for column in range(columns)] for row in range(rows)
-    ]
+    exact = {f"{module}.weight": lambda: [[weight(row, column) for column in range(columns)] for row in range(rows)]}
+    return {f"{module}.{part}": value for part, value in tensors.items()}, exact
 
 
 def quantised_tensors(
     config: ModelConfig, name: str, dtype: str = "BF16", seed: int = 0, plain: tuple[str, ...] = ("embed_tokens",)
-) -> tuple[dict[str, Stored], dict[str, Exact]]:
-    """Every matrix but those of modules that end so; all else random near 1."""
-    tensors: dict[str, Stored] = {}
-    expected: dict[str, Exact] = {}
-    random = np.random.default_rng(seed)
-    for key, shape in expected_tensors(config).items():
-        module = key.removesuffix(".weight")
-        if len(shape) == 2 and not module.endswith(plain):
-            part, expected[key] = quantised_matrix(module, shape, name, dtype, int(random.integers(2**31)))
-            tensors |= part
-        else:
-            size = 0.1 if len(shape) == 2 or "bias" in key else 1.0
-            tensors[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)
-    return tensors, expected
+) -> Made:
+    def quantised(module: str, shape: tuple[int, int], seed: int) -> Made:
+        return quantised_matrix(module, shape, name, dtype, seed)
+
+    return quantised_model(config, quantised, dtype, plain, seed)

@@ -7,14 +7,20 @@ not after the code that is tested.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
+from builders import Stored, stored
+
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 FORMATS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4", "F8_E4M3": "u1", "F8_E8M0": "u1"}
 FP4 = tuple(Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12))
 Rows = Sequence[Sequence[int]]
+Exact = Callable[[], list[list[Fraction]]]  # when they are asked for: fractions take their time
+Made = tuple[dict[str, Stored], dict[str, Exact]]  # tensors by name, and what the numbers of a weight are
 
 
 def fractions(values: np.ndarray) -> list[list[Fraction]]:
@@ -73,6 +79,28 @@ def drawn_bits(
         return values.astype("<f2").view("<u2")
     bits = values.astype("<f4").view("<u4")
     return bits if dtype == "F32" else (bits >> 16).astype("<u2")
+
+
+def quantised_model(
+    config: ModelConfig,
+    quantised: Callable[[str, tuple[int, int], int], Made],
+    dtype: str,
+    plain: tuple[str, ...],
+    seed: int,
+) -> Made:
+    """Every matrix but those of modules that end so, by `quantised(module, shape, seed)`; all else random near 1."""
+    tensors: dict[str, Stored] = {}
+    expected: dict[str, Exact] = {}
+    random = np.random.default_rng(seed)
+    for key, shape in expected_tensors(config).items():
+        module = key.removesuffix(".weight")
+        if len(shape) == 2 and not module.endswith(plain):
+            part, exact = quantised(module, shape, int(random.integers(2**31)))
+            tensors, expected = tensors | part, expected | exact
+        else:
+            size = 0.1 if len(shape) == 2 or "bias" in key else 1.0
+            tensors[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)
+    return tensors, expected
 
 
 def as_stored(bits: np.ndarray, dtype: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import raw_config
-from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors
+from gguf_file import Tensor, gguf_bytes, model_keys, model_tensors
 from q8_engine import q8_engine
 from wrong_readers import MINIMUM, SCALE, patched
 
