@@ -89,7 +89,7 @@ def test_an_expert_that_was_prepared_is_kept() -> None:
 @pytest.mark.parametrize("arithmetic", NAMES)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_streamed_weights_change_no_bit(name: str, arithmetic: str) -> None:
-    ids = np.random.default_rng(1).integers(0, MIXTURES[name].built.V, 30).tolist()
+    ids = np.random.default_rng(1).integers(0, load_config(TORTURE / name).vocab_size, 30).tolist()
     resident, streamed = (lfm2np.load(TORTURE / name, arithmetic, weights=way) for way in ("resident", "streamed"))
     assert resident.logits(ids).tobytes() == streamed.logits(ids).tobytes()
 
@@ -100,7 +100,7 @@ def test_which_experts_were_prepared_before_changes_no_bit(name: str) -> None:
     fresh, used = lfm2np.load(TORTURE / name), lfm2np.load(TORTURE / name)
     for layer in used.weights.layers:
         if isinstance(layer.feed_forward, MixtureWeights):
-            for expert in reversed(range(MIXTURES[name].built.mixture.N)):  # type: ignore[union-attr]
+            for expert in reversed(range(used.config.mixture.num_experts)):  # type: ignore[union-attr]
                 layer.feed_forward.expert(expert)
     assert fresh.digest() == used.digest()
 
