@@ -78,7 +78,7 @@ def test_a_mixture_is_stored_as_published_ones_are(name: str) -> None:
     assert path.stat().st_size < 6_000_000
 
 
-@pytest.mark.parametrize("mistake", ["", *wrong_routes.MISTAKES])
+@pytest.mark.parametrize("mistake", ["", *wrong_routes.WRONG_ROUTES])
 def test_each_wrong_route_differs_from_the_right_one_and_none_without_a_mistake(mistake: str) -> None:
     model = lfm2np.load(lfm2np.moe_fixture())
     mixture = model.weights.layers[3].feed_forward
