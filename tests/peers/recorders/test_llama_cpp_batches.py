@@ -10,7 +10,6 @@ from recorders.llama_cpp_batches import (
     Cells,
     Place,
     Row,
-    cached_rows,
     place_of,
     scores_by_row,
     sequence_tensors,
@@ -65,13 +64,6 @@ def test_cells_are_counted_within_their_stream() -> None:
     assert looks_at.within(1, [128, 130]).tolist() == [0, 2]
     with pytest.raises(TargetError, match="expected those of 32 from 64 on in stream 0"):
         looks_at.within(0, [128])
-
-
-def test_keys_of_a_stream_have_their_heads_side_by_side() -> None:
-    cached = np.arange(2 * 2 * 3 * 4).reshape(2, 2, 3, 4)  # [streams, G, C, E]
-    picked = cached_rows(cached, 1, np.array([2, 0]))
-    np.testing.assert_array_equal(picked[0], [*cached[1, 0, 2], *cached[1, 1, 2]])
-    np.testing.assert_array_equal(picked[1], [*cached[1, 0, 0], *cached[1, 1, 0]])
 
 
 def test_scores_are_ordered_by_position_with_zeros_behind() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recorders.mlx_recorder import Tap, side_by_side, valid_columns, within_layer
+from recorders.mlx_recorder import Tap, valid_columns
+from recorders.requirements import side_by_side, within_layer
 
 from lfm2np.oracle.recorders.recorder import Recorder
 
