@@ -151,6 +151,7 @@ CORRUPTIONS: dict[str, tuple[Corruption, ...]] = {  # what the error says: of a 
         blocks_of_b(without_last),
     ),
     "but owns blocks": (attribute("w", "tables", [(11,), ()]),),
+    "a table of no group": (lambda subject: subject.requests["a"].tables.__setitem__(1, (0,)),),
 }
 
 

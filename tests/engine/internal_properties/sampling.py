@@ -193,6 +193,8 @@ def noise_is_of_its_place(example: tuple[int, int, int, int, str, list[int]]) ->
     digest = hashlib.sha256(seed.to_bytes(8, "big") + name.encode()).digest()
     if request_seed(SamplingParams(), seed, name) != int.from_bytes(digest[:8], "big"):
         raise Violation(f"request {name!r} under the engine's seed {seed}: not SHA-256 of both")
+    for asked in (0, seed):
+        require(request_seed(SamplingParams(seed=asked), 1, name), asked, "seed", f"a request with seed {asked}")
     place = (noise >> 128) * sum(weights) >> 128
     expected = next(token for token in range(len(weights)) if sum(weights[: token + 1]) > place)
     if draw(np.array(weights, np.int64), noise >> 128) != expected:
