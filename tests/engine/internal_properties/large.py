@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from internal_properties.internal import internal
+from internal_properties.internal import internal, require
 from internal_properties.schedules import StrictRun, fork, preempt
-from internal_properties.state_machines.compare import require
 from lfm2np.arithmetic import numerics_named
 from lfm2np.arithmetic.attention import Span, attend_in_batches
 from lfm2np.engine.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache

@@ -12,9 +12,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require, require_at_most
-from internal_properties.state_machines.engine_books import sample_names
+from internal_properties.internal import internal, require, require_at_most
+from internal_properties.outputs import add, sample_names
 from lfm2np.engine.drafters import Draft, DraftContext
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.proposals import propose
@@ -24,7 +23,7 @@ from lfm2np.suite.properties.driver import generate, make, run
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, scenarios
 from lfm2np.suite.strategies.tiny_models import loaded
-from scheduler import Request, Scheduler, SchedulerConfig, TraceError, replay
+from scheduler import TraceError, replay
 from scheduler.checksum import sealed
 
 WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
@@ -143,9 +142,7 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
     engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
     drafter.engine = engine
     for request in scenario.requests:
-        engine.add_request(
-            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
-        )
+        add(engine, request)
     outputs = {output.request_id: output for output in engine.stream()}
     asked = [name for names in drafter.asked for name in names]
     for request in scenario.requests:
@@ -213,37 +210,6 @@ def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
 
 
 @internal(
-    "many-leave-the-queue",
-    "A queue from which most are aborted serves the rest, in order.",
-    7,
-    lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
-    weight=0.3,
-    bugs=("vLLM 46283",),
-)
-def many_leave(example: tuple[int, int, list[int]]) -> None:
-    """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
-    count, every, more = example
-    subject = Scheduler(SchedulerConfig(num_blocks=30, max_num_seqs=2))
-    for index in range(count):
-        subject.add(Request(str(index), (1, 2), 1))
-    stay = [index for index in range(count) if index % every == 0 and index not in more]
-    for index in range(count):
-        if index not in stay:
-            subject.abort(str(index))
-    if len(subject.waiting) != len(stay):
-        raise Violation(f"{len(subject.waiting)} wait, expected {len(stay)}")
-    served = []
-    while subject.has_unfinished:
-        plan = subject.schedule()
-        served += [int(entry.request_id) for entry in plan.scheduled]
-        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
-        if not plan.scheduled:
-            raise Violation(f"nothing is scheduled, but {len(subject.requests)} are unfinished")
-    if served != stay:
-        raise Violation(f"served {served}, expected {stay}")
-
-
-@internal(
     "damaged-traces-are-named",
     "A trace with a line missing, twice or changed does not replay, and the error names a line.",
     4,
@@ -279,26 +245,28 @@ def damaged_traces(example: tuple[Scenario, int, str]) -> None:
 
 def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
     """A step's line, changed, and what the error must say."""
-    plan, free = line["plan"], line["free_blocks"]
-    if damage == "renamed":
-        return {**line, "kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, detail or end"
-    if damage == "free blocks":
-        return {**line, "free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"
-    if damage == "number":
-        return {**line, "plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"
-    if damage == "rows":
-        other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
-        said = f"plan.scheduled: the replay has {str(plan['scheduled'])[:200]}, the trace {other}"
-        return {**line, "plan": {**plan, "scheduled": other}}, said
-    if damage == "moves":
-        long = ["x" * 300]
-        said = f"plan.moves: the replay has {str(plan['moves'])[:200]}, the trace {str(long)[:200]}"
-        return {**line, "plan": {**plan, "moves": long}}, said
-    if damage == "checksum":
-        return {**line, "seconds": -1}, f"sha256 '{line['sha256']}', expected "
-    if damage == "endings":
-        return {**line, "finished": {"nobody": "stop"}}, ""
-    return {key: value for key, value in line.items() if key != "tokens"}, ""
+    plan, free, long = line["plan"], line["free_blocks"], ["x" * 300]
+    other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
+    scheduled, moves = (str(plan[name])[:200] for name in ("scheduled", "moves"))
+    if damage == "no tokens":
+        return {key: value for key, value in line.items() if key != "tokens"}, ""
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "renamed": ({"kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, detail or end"),
+        "checksum": ({"seconds": -1}, f"sha256 '{line['sha256']}', expected "),
+        "free blocks": ({"free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"),
+        "number": ({"plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"),
+        "rows": (
+            {"plan": {**plan, "scheduled": other}},
+            f"plan.scheduled: the replay has {scheduled}, the trace {other}",
+        ),
+        "moves": (
+            {"plan": {**plan, "moves": long}},
+            f"plan.moves: the replay has {moves}, the trace {str(long)[:200]}",
+        ),
+        "endings": ({"finished": {"nobody": "stop"}}, ""),
+    }
+    change, said = changes[damage]
+    return {**line, **change}, said
 
 
 DAMAGES = (

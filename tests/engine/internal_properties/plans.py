@@ -69,53 +69,12 @@ def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...]
 
 # --- what holds without being asked for
 
-DEFAULTS = SchedulerConfig(
-    num_blocks=1,
-    block_size=16,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    policy="fcfs",
-    waiting_served_ratio=0.3,
-    max_waiting_tokens=20,
-    prefix_caching=True,
-    watermark=0.01,
-)
-
-
-ASKED = (
-    "request_id",
-    "prompt_token_ids",
-    "max_tokens",
-    "stop_token_ids",
-    "min_tokens",
-    "priority",
-    "cache_salt",
-    "prompt_logits",
-)
-NEW: dict[str, object] = {
-    "stop_token_ids": frozenset(),
-    "min_tokens": 0,
-    "priority": 0,
-    "cache_salt": "",
-    "prompt_logits": False,
-    "token_ids": [1],
-    "status": Status.WAITING,
-    "finish_reason": None,
-    "arrival": -1,
-    "arrival_step": -1,
-    "num_computed_tokens": 0,
-    "tables": [(), ()],
-    "block_keys": [],
-    "slot": None,
-    "forks": [],
-    "awaits_split": False,
-    "num_cached_tokens": 0,
-    "num_preemptions": 0,
-    "num_recomputed_tokens": 0,
-    "furthest_computed": 0,
-    "num_steps": 0,
-    "most_blocks": 0,
-}
+DEFAULTS = SchedulerConfig(1, 16, 64, 2048, "fcfs", 0.3, 20, True, 0.01)
+LEFT_OUT = {"stop_token_ids": frozenset(), "min_tokens": 0, "priority": 0, "cache_salt": "", "prompt_logits": False}
+COUNTERS = ("num_cached_tokens", "num_preemptions", "num_recomputed_tokens", "furthest_computed", "num_steps")
+STATE = {"token_ids": [1], "status": Status.WAITING, "arrival": -1, "arrival_step": -1, "tables": [(), ()]}
+EMPTY = {"finish_reason": None, "slot": None, "block_keys": [], "forks": [], "awaits_split": False}
+OWN = {**STATE, **EMPTY, **dict.fromkeys((*COUNTERS, "num_computed_tokens", "most_blocks"), 0)}
 
 
 @internal(
@@ -128,13 +87,14 @@ def defaults(example: str) -> None:
     """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
         raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
-    names = [each.name for each in fields(Request) if each.init]
-    if names != list(ASKED):
-        raise Violation(f"a request is made of {names}, expected {ASKED}")
     new = Request("a", (1,), 1)
-    actual = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
-    if actual != NEW:
-        raise Violation(f"a new request has {actual}, expected {NEW}")
+    asked = {each.name: getattr(new, each.name) for each in fields(Request) if each.init}
+    expected = {"request_id": "a", "prompt_token_ids": (1,), "max_tokens": 1, **LEFT_OUT}
+    if list(asked.items()) != list(expected.items()):
+        raise Violation(f"a request is made of {asked}, expected {expected}")
+    own = {each.name: getattr(new, each.name) for each in fields(Request) if not each.init}
+    if own != OWN:
+        raise Violation(f"a new request has {own}, expected {OWN}")
     if new == Request("a", (1,), 1):
         raise Violation("two requests are equal, but each is one of its own")
     subject = Scheduler(DEFAULTS)

@@ -15,8 +15,7 @@ import plain
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require
+from internal_properties.internal import internal, require
 from lfm2np.arithmetic import numerics_named
 from lfm2np.engine.acceptance import Guess, is_accepted, next_token, replacement
 from lfm2np.engine.sampling.choice import (

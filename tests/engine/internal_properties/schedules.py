@@ -13,9 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require_at_most
-from internal_properties.state_machines.strict import StrictScheduler
+from internal_properties.internal import internal, require_at_most
+from internal_properties.strict import StrictScheduler
 from lfm2np.suite.schedulers import programs
 from lfm2np.suite.schedulers.ledger import Account
 from lfm2np.suite.schedulers.program_run import Run

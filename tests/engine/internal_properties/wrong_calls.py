@@ -110,7 +110,7 @@ REFUSED: Cases = (
     (FORK, lambda: forked((1, 2, 3), 9, "x")),
     (FORK, lambda: forked((1, 2, 3), 9, "a")),
     ("max_tokens 2, but 'a' already has 2 output tokens", lambda: forked((1, 2, 3), 2)),
-    ("max_tokens 1, but 'a' already has 2 output tokens", lambda: forked((1, 2, 3), 1)),
+    ("max_tokens 1, but 'a' already has 2 output tokens", lambda: forked((1, 2, 3), 1, "".join(("m", "")))),
     ("'b': not known, or finished", lambda: settled().finish("b", FinishReason.ABORT)),
     ("'a': not known, or finished", lambda: settled(lambda s: s.abort("a"), lambda s: s.abort("a"))),
     ("'a': not known, or finished", lambda: with_plan(lambda s, p: s.abort("a"), lambda s, p: s.abort("a"))),
