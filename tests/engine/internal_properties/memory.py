@@ -157,3 +157,27 @@ def evictions_are_remembered(example: tuple[int, int]) -> None:
         expected.append(reason)
     actual = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
     require(actual, expected, "why prefix hits end", f"{num_blocks} blocks")
+
+
+@internal(
+    "moves-are-awaited",
+    "Exactly those that were split off since the last step wait for their state, whatever block is copied.",
+    7,
+    lambda: st.tuples(st.integers(1, 4), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 8)),
+    weight=10.0,
+)
+def moves_are_awaited(example: tuple[int, list[int], int]) -> None:
+    """A first request has left blocks 0 to 11; the copy goes to the one that is next, whose number may be a slot's."""
+    size, prompts, skipped = example
+    subject = Scheduler(SchedulerConfig(num_blocks=60, block_size=size, policy="static", prefix_caching=False))
+    subject.add(Request("first", (0,) * (12 * size), 1))
+    for index, length in enumerate(prompts):
+        subject.add(Request(str(index), (index,) * length, 3))
+    plan = subject.schedule()
+    subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+    while subject.pool.num_free > 12 - skipped:
+        subject.pool.allocate()
+    require(subject.fork("0", Request("child", (0,) * prompts[0], 3)), True, "shares:", f"child, {example}")
+    for request in subject.running:
+        awaits = subject.awaits_moves(request)
+        require(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")

@@ -12,6 +12,7 @@ from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.drafters import Draft, DraftContext, NgramDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import load
+from lfm2np.engine.proposals import usable
 from lfm2np.engine.sampling.choice import distribution, integer_weights, penalised, request_seed, uniform
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
@@ -82,6 +83,19 @@ def overflowing_draft_model() -> None:
             raise AssertionError(f"after a draft model that overflowed: {after.token_ids}, before {before.token_ids}")
 
 
+def used(ids: Sequence[Any], *weights: NDArray[Any], is_random: bool = True) -> None:
+    """Where two drafts were asked for; weights of as much as there may be are taken."""
+    context = DraftContext("a", (3,), 1, SamplingParams(), 0, 0, 2)
+    usable(Draft((3,), (weighed(7, 2**62 - 23),)), context, True, 24)
+    usable(Draft(tuple(ids), weights or None), context, is_random, 24)
+
+
+def weighed(token_id: int, weight: int) -> NDArray[Any]:
+    weights = np.ones(24, np.int64)
+    weights[token_id] = weight
+    return weights
+
+
 def name_of_a_sample() -> None:
     """A name is free once the request has ended, all its samples, and not before."""
     engine = lonely(n=2, max_tokens=2, ignore_eos=True)
@@ -128,6 +142,17 @@ REQUESTS: Cases = (
     ("stop (1,): expected strings of at least one", lambda: StopChecker((1,), False)),  # type: ignore[arg-type]
     ("draft sampling 'some': expected one of greedy, random", lambda: draft_model(24, 24, "some")),
     ("draft model: ", overflowing_draft_model),
+    ("3 tokens, expected at most 2", lambda: used([3] * 3)),
+    ("4 tokens, expected at most 3", lambda: used([3] * 4, *[weighed(3, 1)] * 4)),
+    ("ids[0]: 1.5, expected", lambda: used([1.5])),
+    ("ids[0]: 24, expected 0 to vocab_size-1=23", lambda: used([24])),
+    ("1 distributions, expected none, as it is not random", lambda: used([3], weighed(3, 1), is_random=False)),
+    ("1 distributions, expected 2", lambda: used([3, 3], weighed(3, 1))),
+    ("weights float64 (24,), expected int64 (24,) >= 0", lambda: used([3], weighed(3, 1).astype(np.float64))),
+    ("weights int64 (23,), expected int64 (24,) >= 0", lambda: used([3], weighed(3, 1)[1:])),
+    ("weights int64 (24,), expected int64 (24,) >= 0", lambda: used([3], weighed(5, -1))),
+    ("weight of token 3 is 0, or all sum to more than 2**62", lambda: used([3], weighed(3, 0))),
+    ("weight of token 3 is 0, or all sum to more than 2**62", lambda: used([3], weighed(7, 2**62 - 22))),
     ("num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
     ("num_speculative_tokens 0: expected a whole", lambda: own_engine(num_speculative_tokens=0)),
     ("drafter object: it has no is_random", lambda: own_engine(drafter=object())),
