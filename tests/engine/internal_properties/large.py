@@ -18,7 +18,6 @@ from lfm2np.engine.cache import bytes_per_block, default_blocks, default_window_
 from lfm2np.engine.uncached import hidden_states
 from lfm2np.suite.adapters import own
 from lfm2np.suite.properties.driver import generate, require_truth
-from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.schedulers.programs import PROMPT
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
@@ -74,15 +73,10 @@ def long_output(policy: str) -> None:
         plan = subject.schedule()
         drafts = {"a": [9]} if subject.step % 3 == 2 else {}
         plan = subject.add_drafts(plan, drafts)
-        check_decoding(request, subject.step)
+        require(request.is_decoding, subject.step > 0, "is decoding:", f"step {subject.step}")
         subject.update(plan, {"a": [9] * (1 + plan.scheduled[0].num_drafts)})
-    if request.num_output_tokens != LONG // 2 or request.finish_reason is not FinishReason.LENGTH:
-        raise Violation(f"it ended after {request.num_output_tokens} tokens for {request.finish_reason}")
-
-
-def check_decoding(request: Request, step: int) -> None:
-    if request.is_decoding != (step > 0):
-        raise Violation(f"step {step}: is decoding {request.is_decoding}")
+    ending = request.num_output_tokens, request.finish_reason
+    require(ending, (LONG // 2, FinishReason.LENGTH), "tokens, and the reason to end", policy)
 
 
 @internal(
@@ -164,24 +158,20 @@ def cells_of(batch: list[Span], heads: int) -> int:
     bugs=("transformers 46588",),
 )
 def whole_sequences(example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
-    """Several at once, without a cache, are the reference's alone, bit for bit; one that overflows is named, alone."""
     tiny, sequences, overflows = example
     model = loaded(replace(tiny, overflows=overflows, tied=tiny.tied and not overflows))
     poison = tiny.vocab_size - 1
     if overflows:  # only attention tells; the logits are for the caller
         sequences = tuple((*ids, poison) if index == 1 else ids for index, ids in enumerate(sequences))
     states, runs = hidden_states(model.weights, model.config, model.numerics, sequences)
-    if len(runs) != len(sequences):
-        raise Violation(f"{len(runs)} runs of {len(sequences)} sequences")
+    require(len(runs), len(sequences), "runs", "sequences")
     for index, (one, ids) in enumerate(zip(runs, sequences, strict=True)):
         has_attention = "A" in tiny.layers[1:] or "S" in tiny.layers[1:]
         bad = poison in ids and has_attention  # the first layer's feed-forward is what overflows
-        if (one.error is not None) != bad:
-            raise Violation(f"sequence {index}, {ids}: error {one.error}")
+        require(one.error is not None, bad, "overflows:", f"sequence {index}, {ids}")
         if poison not in ids:
             rows = output_logits(model.weights, model.numerics, states[one.rows])
-            if rows.tobytes() != model.logits(ids).tobytes():
-                raise Violation(f"sequence {index}, {ids}: other logits than alone")
+            require(rows.tobytes() == model.logits(ids).tobytes(), True, "as alone:", f"sequence {index}, {ids}")
 
 
 # --- the arrays of the cache
@@ -217,7 +207,6 @@ def cache_sizes(draw: st.DrawFn) -> tuple[TinyModel, str, SchedulerConfig]:
     bugs=("SGLang 35270",),
 )
 def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
-    """Everything that the sizes ask for, and nothing else; `bytes_per_block` is what one block more costs."""
     model, name, sizes = example
     config, numerics = loaded(model).config, numerics_named(name)
     cache = make_cache(config, numerics, sizes)

@@ -144,7 +144,6 @@ def drafts_are_counted(example: tuple[int, int, int, int, int]) -> None:
     lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
 )
 def evictions_are_remembered(example: tuple[int, int]) -> None:
-    """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
     num_blocks, count = example
     subject = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=1, watermark=0.0))
     for token in range(count):

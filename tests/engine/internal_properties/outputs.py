@@ -96,7 +96,6 @@ def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
     weight=0.5,
 )
 def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
-    """Every output of a request, all its fields, is one that the request has alone, without a cache; so is the last."""
     scenario, texts, seed = example
     model = loaded(scenario.model)
     rows: dict[str, list[tuple[int, int]]] = {}
@@ -345,7 +344,6 @@ def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     weight=0.5,
 )
 def overflowing_drafts_are_told(tiny: TinyModel) -> None:
-    """A request whose draft overflows is computed again without, told why, and not drafted for again."""
     model = loaded(replace(tiny, overflows=True, tied=False))
     poison = tiny.vocab_size - 1
     engine = Engine(model, drafter=ScriptedDrafter({"a": [poison] * 9}))
@@ -369,7 +367,6 @@ def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
 )
 def warm_prompts(example: tuple[Scenario, Asked]) -> None:
-    """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
     scenario, request = example
     engine = engine_of(scenario, prefix_caching=True, num_blocks=200)
     size = engine.scheduler.config.block_size

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
+from internal_properties.internal import internal, require
 from lfm2np.suite.properties.property import Violation
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.request import Status
@@ -46,8 +46,7 @@ def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...]
         subject.update(subject.schedule(), {"a": [0]})
     plan = subject.add_drafts(subject.schedule(), {"a": drafts})
     fitting = drafts[: most - so_far - 1]
-    if plan.scheduled[0].drafts != fitting:
-        raise Violation(f"of the drafts {drafts} the plan has {plan.scheduled[0].drafts}, expected {fitting}")
+    require(plan.scheduled[0].drafts, fitting, "drafts of the plan", f"drafts {drafts}")
 
     def ends(place: int) -> bool:
         count = so_far + place + 1
@@ -61,10 +60,8 @@ def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...]
         if allowed:
             raise
         return
-    if not allowed:
-        raise Violation(f"update() took {answer} for drafts {fitting}")
-    if bool(finished) != ends(len(answer) - 1):
-        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
+    require(allowed, True, "may be answered with", f"drafts {fitting}, answer {answer}")
+    require(bool(finished), ends(len(answer) - 1), "finished:", f"after {answer}")
 
 
 # --- what holds without being asked for
@@ -84,19 +81,14 @@ OWN = {**STATE, **EMPTY, **dict.fromkeys((*COUNTERS, "num_computed_tokens", "mos
     lambda: st.just("all"),
 )
 def defaults(example: str) -> None:
-    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
-    if SchedulerConfig(1) != DEFAULTS:
-        raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
+    require(SchedulerConfig(1), DEFAULTS, "defaults", "sizes")
     new = Request("a", (1,), 1)
     asked = {each.name: getattr(new, each.name) for each in fields(Request) if each.init}
     expected = {"request_id": "a", "prompt_token_ids": (1,), "max_tokens": 1, **LEFT_OUT}
-    if list(asked.items()) != list(expected.items()):
-        raise Violation(f"a request is made of {asked}, expected {expected}")
+    require(list(asked.items()), list(expected.items()), "is made of", "a request")
     own = {each.name: getattr(new, each.name) for each in fields(Request) if not each.init}
-    if own != OWN:
-        raise Violation(f"a new request has {own}, expected {OWN}")
-    if new == Request("a", (1,), 1):
-        raise Violation("two requests are equal, but each is one of its own")
+    require(own, OWN, "has", "a new request")
+    require(new == Request("a", (1,), 1), False, "equals", "another request")
     subject = Scheduler(DEFAULTS)
     subject.add(new)
     plan = subject.schedule()
