@@ -147,6 +147,9 @@ def drafts_are_used(example: tuple[list[tuple[int, int]], bool]) -> None:
     require(Proposals(drafts).fed(contexts), expected, "drafts to compute with", str(pairs))
 
 
+DAMAGES = ("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing")
+
+
 @internal(
     "damaged-traces-are-named",
     "A trace with a line missing, twice or changed does not replay, and the error names a line.",
@@ -204,8 +207,3 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
     }
     change, said = changes[damage]
     return {**line, **change}, said
-
-
-DAMAGES = (
-    *("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing"),
-)

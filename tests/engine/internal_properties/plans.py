@@ -70,7 +70,7 @@ DEFAULTS = SchedulerConfig(1, 16, 64, 2048, "fcfs", 0.3, 20, True, 0.01)
 LEFT_OUT = {"stop_token_ids": frozenset(), "min_tokens": 0, "priority": 0, "cache_salt": "", "prompt_logits": False}
 COUNTERS = ("num_cached_tokens", "num_preemptions", "num_recomputed_tokens", "furthest_computed", "num_steps")
 STATE = {"token_ids": [1], "status": Status.WAITING, "arrival": -1, "arrival_step": -1, "tables": [(), ()]}
-EMPTY = {"finish_reason": None, "slot": None, "block_keys": [], "forks": [], "awaits_split": False}
+EMPTY: dict[str, object] = {"finish_reason": None, "slot": None, "block_keys": [], "forks": [], "awaits_split": False}
 OWN = {**STATE, **EMPTY, **dict.fromkeys((*COUNTERS, "num_computed_tokens", "most_blocks"), 0)}
 
 

@@ -1,4 +1,4 @@
-"""The scheduler under the suite's programs of calls (lfm2np.suite.schedulers), held to its strict books.
+"""The scheduler under the suite's programs of calls (lfm2np.suite.schedulers), held to the strict accounts.
 
 run = StrictRun({"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
 run.add("r0", [0, 1, 0], max_tokens=3)
