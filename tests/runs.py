@@ -74,7 +74,7 @@ class Run:
             ignore_eos=choice.random() < 0.5,
         )
 
-    def go(self, abort_rate: float = 0.04, verify_rate: float = 0.0) -> None:
+    def go(self, abort_rate: float = 0.04) -> None:
         left = sorted(self.requests.items(), key=lambda item: item[1][0])
         step, alive = 0, []
         while left or self.engine.has_unfinished:
@@ -90,9 +90,6 @@ class Run:
             if alive and self.choice.random() < abort_rate:
                 name = alive.pop(self.choice.randrange(len(alive)))
                 self.outputs[name] = self.engine.abort(name)
-            if self.choice.random() < verify_rate:
-                assert isinstance(self.engine, AuditedEngine)
-                self.engine.verify()
             step += 1
 
     def require_equal_to_the_reference(self) -> None:

@@ -1,22 +1,23 @@
-"""The engine against reference.py, bit for bit, over random schedules; bad input; conservation."""
+"""The engine against reference.py, bit for bit, over random schedules of every fixture; what it keeps and writes."""
 
 import io
-import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import blas
+import numpy as np
 import pytest
-from runs import BLOCK_SIZES, LONGEST_PROMPT, MOST_TOKENS, Run
-from truths import greedy_tokens
+from runs import Run
 
 import lfm2np
-from lfm2np import LLM, Engine, RequestError, SamplingParams
-from lfm2np.engine.cache import bytes_per_block
+from lfm2np import LLM, Draft, Engine, SamplingParams
+from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.engine.loading import Model
+from lfm2np.engine.outputs import Grown
 from lfm2np.errors import ProofError
-from lfm2np.suite.audit import AuditedEngine
-from scheduler import TraceError, replay
-from scheduler.checksum import sealed
+from lfm2np.suite.audit import MOST_KNOWN, AuditedEngine
+from scheduler import replay
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TORTURE = sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())
@@ -32,6 +33,7 @@ SCHEDULES = [
     *(pytest.param("trained", seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
     *(pytest.param(name, seed, marks=pytest.mark.slow if name in ALIKE else ()) for seed, name in enumerate(TORTURE)),
 ]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 
 
 @pytest.fixture(scope="module")
@@ -48,128 +50,83 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trained", "torture/moe_published"])
-@pytest.mark.parametrize(("block_size", "caching"), [*zip(BLOCK_SIZES, itertools.cycle([False, True]), strict=False)])
-def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size: int, caching: bool):
-    least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
-    preemptions, model = 0, lfm2np.load(FIXTURES / name)
-    for seed in (2, 3):  # of which memory is short for one at least
-        run = Run(
-            model,
-            seed,
-            block_size=block_size,
-            num_blocks=least + 1,
-            max_num_seqs=8,
-            policy="fcfs",
-            prefix_caching=caching,
-            watermark=0.0,
-            max_num_batched_tokens=64,
-        )
-        run.go(abort_rate=0.0)
-        run.require_equal_to_the_reference()
-        preemptions += run.engine.metrics.preemptions
-    assert preemptions, "the control: memory was short"
-
-
-def test_prompt_logprobs_are_right_also_under_a_warm_prefix_cache(trained: Model):
-    ids = trained.prompt_ids("copy: tivu zo sa di zemu re")
-    engine = Engine(trained, block_size=2, num_blocks=60)
-    params = SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=2)
-    truth = trained.numerics.log_softmax(trained.logits(ids))
-    for name in ("cold", "warm"):
-        engine.add_request(name, ids, params)
-        (output,) = [output for output in engine.stream() if output.finished]
-        assert output.prompt_logprobs is not None
-        assert output.prompt_logprobs[0] is None
-        shown = [logprob.logprob for logprob in output.prompt_logprobs if logprob is not None]
-        assert shown == [float(truth[row, token]) for row, token in enumerate(ids[1:])]
-    engine.add_request("plain", ids, SamplingParams(temperature=0.0, max_tokens=3))
-    (output,) = [output for output in engine.stream() if output.finished]
-    assert output.metrics is not None
-    assert output.metrics.cached_tokens > 0, "the control: the cache was warm"
-
-
-@pytest.mark.slow
-def test_what_a_cached_block_holds_is_what_its_prefix_demands(trained: Model):
-    """Keys, values and checkpoints after a busy run equal the reference's."""
-    compared = 0
-    for seed in range(4):
-        run = Run(trained, seed, block_size=3, num_blocks=400, prefix_caching=True, max_num_batched_tokens=7)
-        run.go()
-        compared += run.engine.verify()
-    assert compared > 50
-    block = next(iter(run.engine.scheduler.pool.block_of.values()))
-    run.engine.cache.checkpoints[block, 0, -1, 0] += 1e-3
-    with pytest.raises(ProofError, match=f"block {block}: the checkpoint of convolution layer 0"):
-        run.engine.verify()
-
-
-BAD = [
-    ({"prompt": []}, "none, expected at least one"),
-    ({"prompt": [1] * 2000}, "prompt of 2000 tokens"),
-    ({"prompt": [1, 99999]}, "99999"),
-    ({"prompt": [1] * 200, "params": SamplingParams(max_tokens=100)}, "the pool has"),
-    ({"prompt": [1], "priority": True}, "priority True"),
-    ({"prompt": [1], "cache_salt": 3}, "cache_salt: 3"),
-    ({"prompt": [1], "params": SamplingParams(stop_token_ids=[600])}, "600"),
-    ({"prompt": [1], "request_id": ""}, "request id ''"),
-    ({"prompt": [1], "request_id": "good"}, "already in use"),
-]
-
-
-@pytest.mark.parametrize(("bad", "fragment"), BAD)
-def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[str, object], fragment: str):
-    engine = AuditedEngine(trained, num_blocks=12)
-    ids = trained.prompt_ids("sort: 3 6 4")
-    engine.add_request("good", ids, SamplingParams(temperature=0.0, max_tokens=4))
+@pytest.mark.parametrize(
+    ("array_of", "says"),
+    [
+        (lambda engine, block: engine.cache.checkpoints[block, 0, -1], "block {block}: the checkpoint of convolution"),
+        (lambda engine, block: engine.cache.blocks[0][0][block, 0], "block {block}: keys or values of attention"),
+        (lambda engine, block: engine.cache.states[0, 0, -1], "slot 0: the live state of convolution layer 0"),
+    ],
+    ids=["checkpoint", "keys", "state"],
+)
+def test_memory_that_is_not_the_references_is_named(
+    trained: Model, array_of: Callable[[AuditedEngine, int], np.ndarray], says: str
+):
+    engine = AuditedEngine(trained, block_size=3, num_blocks=100)
+    engine.add_request("a", [1, 5, 6, 7], GREEDY)
     engine.step()
-    with pytest.raises(RequestError, match=fragment):
-        engine.add_request(**({"request_id": "bad"} | bad))  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="not known"):
-        engine.abort("nobody")
-    (output,) = [output for output in engine.stream() if output.finished]
-    assert list(output.outputs[0].token_ids) == list(greedy_tokens(trained, ids, 4))
+    assert engine.verify() == 2
+    (block,) = engine.scheduler.pool.block_of.values()
+    cells = array_of(engine, block)
+    cells[...] = np.where(cells == 0, 1, 0)
+    with pytest.raises(ProofError, match=says.format(block=block)):
+        engine.verify()
 
 
-def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):
-    engine = Engine(trained, num_blocks=50, block_size=4, max_num_seqs=3)
-    sizes = engine.scheduler.config
-    blocks = [array for layer in engine.cache.blocks for array in layer]
-    whole = sum(array.nbytes for array in (engine.cache.checkpoints, *blocks))
-    assert whole == 50 * bytes_per_block(trained.config, trained.numerics, sizes)
-    arrays = list(map(id, blocks))
-    for index in range(9):
-        engine.add_request(str(index), [1, 5, 6, index + 9], SamplingParams(max_tokens=5))
+@pytest.mark.slow
+def test_an_audit_keeps_a_bounded_number_of_sequences():
+    engine = AuditedEngine(lfm2np.load(hand_fixture()), block_size=1, num_blocks=200)
+    for name in range(MOST_KNOWN // 3):
+        engine.add_request(
+            str(name), [1, 2 + name % 8, 2 + name // 8], SamplingParams(n=3, max_tokens=9, temperature=3.0)
+        )
     list(engine.stream())
-    assert arrays == [id(array) for layer in engine.cache.blocks for array in layer]
-    assert not engine.scheduler.requests
-    assert not engine._requests and not engine._sequences
+    assert len(engine.audit._known) == MOST_KNOWN
 
 
-def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
-    trace = io.StringIO()
-    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2, is_audited=False)
-    run.go()
-    lines = trace.getvalue().splitlines()
-    result = replay(lines, is_whole=False)
-    assert result.steps > 10
-    for name, ids in result.outputs.items():
-        group, _, index = name.partition("#")
-        assert ids == list(run.outputs[group].outputs[int(index or 0)].token_ids)
-    for number, line in enumerate(lines):
-        step = json.loads(line)
-        if step["kind"] == "step" and any(len(entry["token_ids"]) == 1 for entry in step["plan"]["scheduled"]):
-            step["plan"]["scheduled"][0]["token_ids"][0] += 1
-            with pytest.raises(TraceError, match=f"line {number + 1}: plan.scheduled"):
-                replay([*lines[:number], json.dumps(sealed(step)), *lines[number + 1 :]])
-            return
-    pytest.fail("no step with a decode")
-
-
-def test_samples_of_one_prompt_differ_and_share_its_blocks(trained: Model):
+def test_samples_of_one_prompt_share_its_blocks(trained: Model):
     llm = LLM(trained, block_size=4, prefix_caching=False)
     ids = trained.prompt_ids("copy: tivu zo sa di zemu re")
-    (output,) = llm.generate(ids, SamplingParams(n=4, temperature=3.0, max_tokens=6, ignore_eos=True))
-    assert len({sample.token_ids for sample in output.outputs}) == 4
+    llm.generate(ids, SamplingParams(n=4, temperature=3.0, max_tokens=6, ignore_eos=True))
     assert llm.engine.metrics.scheduled_tokens == len(ids) + 4 * 5, "the prompt was computed once"
+
+
+def test_numpy_ids_from_a_drafter_are_plain_ints_in_the_trace(trained: Model):
+    class Numpy:
+        is_random = False
+
+        def propose(self, contexts):  # type: ignore[no-untyped-def]
+            return [Draft(np.array([0, 6][: context.count])) for context in contexts]  # type: ignore[arg-type]
+
+    trace = io.StringIO()
+    engine = Engine(trained, drafter=Numpy(), trace=trace)
+    engine.add_request("a", [1, 5, 6], GREEDY)
+    list(engine.stream())
+    assert type(engine.metrics.accepted_tokens) is int
+    replay(trace.getvalue().splitlines(), is_whole=False)
+
+
+def test_outputs_stay_what_they_were_and_share_what_has_grown(trained: Model) -> None:
+    """Each was a copy of all tokens so far, so that generating n of them copied n * n / 2."""
+    engine = Engine(trained, num_blocks=40)
+    engine.add_request("a", [1, 5, 6], GREEDY)
+    *outputs, last = engine.stream()
+    ids, (sample,) = last.outputs[0].token_ids, last.outputs
+    assert isinstance(ids, tuple) and isinstance(sample.logprobs, tuple) and isinstance(last.prompt_logprobs, tuple)
+    for count, output in enumerate(outputs, start=1):
+        (sample,) = output.outputs
+        assert isinstance(sample.token_ids, Grown) and isinstance(sample.logprobs, Grown)
+        assert sample.token_ids == ids[:count] and ids[:count] == sample.token_ids and sample.token_ids != ids
+        assert (sample.token_ids[-1], sample.token_ids[1:]) == (ids[count - 1], ids[1:count])
+        assert (len(sample.logprobs), output.prompt_logprobs) == (count, last.prompt_logprobs)
+        with pytest.raises(IndexError):
+            sample.token_ids[count]
+
+
+def test_a_trace_names_the_kernels_that_its_bits_are_of():
+    traces = {name: io.StringIO() for name in ("exact", "float32")}
+    for name, trace in traces.items():
+        Engine(lfm2np.load(numerics=name), trace=trace)
+    exact, float32 = (json.loads(trace.getvalue()) for trace in traces.values())
+    assert "blas_kernel" not in exact, "which depends on none"
+    assert float32["blas_kernel"] == blas.here().kernel

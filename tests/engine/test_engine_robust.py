@@ -1,4 +1,4 @@
-"""What goes wrong inside a step ends the engine, which says so; a drafter and a callback may do less, or more."""
+"""What goes wrong inside a call ends the engine, which says so; a callback may do more."""
 
 import io
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from truths import greedy_tokens
 
 import lfm2np
-from lfm2np import LLM, Engine, NgramDrafter, RequestError, SamplingParams
+from lfm2np import LLM, Engine, RequestError, SamplingParams
 from lfm2np.engine.acceptance import next_token
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
@@ -24,10 +23,7 @@ def trained() -> Model:
     return lfm2np.load()
 
 
-def greedy(**changes: object) -> SamplingParams:
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": 6, "ignore_eos": True} | changes))  # type: ignore[arg-type]
-
-
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 CALLS: dict[str, Callable[[Engine], Any]] = {
     "step": lambda engine: engine.step(),
     "add_request": lambda engine: engine.add_request("new", [1, 4]),
@@ -35,23 +31,25 @@ CALLS: dict[str, Callable[[Engine], Any]] = {
     "preempt": lambda engine: engine.preempt("a"),
     "fork": lambda engine: engine.fork("a", "new"),
 }
+INTERRUPT, ERROR = KeyboardInterrupt(), OSError("no space left")
 
 
 @pytest.mark.parametrize(
-    ("call", "where"),
+    ("call", "where", "error"),
     [
-        ("step", "lfm2np.engine.engine.forward"),
-        ("step", "lfm2np.engine.engine.commit_step"),
-        ("step", "lfm2np.engine.engine.Engine._report"),  # a callback
-        *((call, "scheduler.trace.TraceWriter._write") for call in CALLS),
+        ("step", "lfm2np.engine.engine.forward", INTERRUPT),
+        ("step", "lfm2np.engine.engine.commit_step", ERROR),
+        ("step", "lfm2np.engine.engine.Engine._report", INTERRUPT),  # a callback
+        ("step", "lfm2np.engine.engine.Engine._report", RequestRefused("no")),  # by whatever it calls
+        *((call, "scheduler.trace.TraceWriter._write", ERROR) for call in CALLS),
+        ("abort", "scheduler.trace.TraceWriter._write", INTERRUPT),
     ],
 )
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no space left")], ids=["interrupt", "error"])
 def test_an_exception_ends_the_engine_which_says_so(trained: Model, call: str, where: str, error: BaseException):
     """Whatever is half done then, no later call builds on it, and the trace up to there replays."""
     trace = io.StringIO()
     engine = Engine(trained, block_size=2, num_blocks=40, trace=trace)
-    engine.add_request("a", [1, 5, 6], greedy())
+    engine.add_request("a", [1, 5, 6], GREEDY)
     engine.step()
     with patch(where, side_effect=error), pytest.raises(type(error)):
         CALLS[call](engine)
@@ -61,16 +59,6 @@ def test_an_exception_ends_the_engine_which_says_so(trained: Model, call: str, w
         with pytest.raises(RequestError, match=rf"^{name}\(\): {why}"):
             later(engine)
     replay(trace.getvalue().splitlines(), is_whole=False)
-
-
-@pytest.mark.parametrize("where", ["forward", "Engine._report"])
-def test_what_a_scheduler_refuses_inside_a_step_ends_the_engine_too(trained: Model, where: str):
-    engine = Engine(trained, num_blocks=40)
-    engine.add_request("a", [1, 5, 6], greedy())
-    with patch(f"lfm2np.engine.engine.{where}", side_effect=RequestRefused("no")), pytest.raises(RequestRefused):
-        engine.step()
-    with pytest.raises(RequestError, match=r"the engine has ended, by RequestRefused in step\(\): no; make a new one"):
-        engine.step()
 
 
 def test_samples_outlive_the_first_whose_token_could_not_be_chosen(trained: Model):
@@ -93,21 +81,6 @@ def test_samples_outlive_the_first_whose_token_could_not_be_chosen(trained: Mode
     assert [each.token_ids for each in others] == [each.token_ids for each in expected]
 
 
-def test_a_refusal_ends_nothing(trained: Model):
-    engine = Engine(trained, block_size=2, num_blocks=9)
-    engine.add_request("a", [1, 5, 6], greedy())
-    for wrong, call in {
-        "already in use": lambda: engine.add_request("a", [1]),
-        "the pool has 9": lambda: engine.add_request("b", [1] * 30),
-        "expected 0 to vocab_size": lambda: engine.add_request("b", [-1]),
-        "not known": lambda: engine.abort("b"),
-    }.items():
-        with pytest.raises(RequestError, match=wrong):
-            call()
-    (output,) = [each for each in engine.stream() if each.finished]
-    assert output.outputs[0].token_ids == greedy_tokens(trained, [1, 5, 6], 6)
-
-
 @pytest.mark.parametrize("who", ["a", "b"])
 def test_a_callback_may_abort_any_request(trained: Model, who: str):
     def callback(name: str, position: int, row: np.ndarray, token: int) -> None:
@@ -123,17 +96,3 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
     assert {output.finish_reason for output in aborted[0].outputs} == {"abort"}
     assert set(outputs) == {"a", "b"} - {who}
     replay(trace.getvalue().splitlines(), is_whole=False)
-
-
-def test_a_drafter_may_not_call_its_engine(trained: Model):
-    class Aborting(NgramDrafter):
-        def propose(self, contexts):  # type: ignore[no-untyped-def]
-            engine.abort("a")
-            return []
-
-    engine = AuditedEngine(trained, drafter=Aborting(), num_blocks=100)
-    engine.add_request("a", [1, 5, 6, 5, 6], greedy())
-    (output,) = [one for one in engine.stream() if one.finished]
-    assert output.outputs[0].token_ids == greedy_tokens(trained, [1, 5, 6, 5, 6], 6)
-    assert output.metrics is not None
-    assert "called from inside a step" in str(output.metrics.draft_error)

@@ -9,6 +9,7 @@ import pytest
 
 import lfm2np
 from lfm2np import LLM, Engine, SamplingParams
+from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.engine.llm import EngineOptions
 from lfm2np.errors import RequestError
 
@@ -128,6 +129,18 @@ def test_a_chat_is_what_its_template_makes_of_it(llm, model):
     for wrong in ([], "hello", {"role": "user", "content": "x"}, [[]], [3], [{"role": "user"}]):
         with pytest.raises(RequestError, match=r"^messages"):
             llm.chat(wrong)
+
+
+def test_an_interrupt_that_ends_the_run_is_what_generate_raises(monkeypatch):
+    """Not that its requests can't be aborted any more."""
+    llm = LLM(lfm2np.load(hand_fixture()), num_blocks=40)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine.scheduler, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([1, 5, 6])
 
 
 def test_the_options_that_an_editor_shows_are_those_of_the_engine():

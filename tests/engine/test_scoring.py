@@ -18,47 +18,31 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import score_many
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.truth import reference
 
-TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 load = functools.cache(lfm2np.load)
 
 
 @st.composite
-def sequences(draw: st.DrawFn, vocab_size: int, least: int) -> list[list[int]]:
-    """Of ragged lengths, some of one token; many begin like others, are others' beginnings, or the same."""
+def sequences(draw: st.DrawFn, vocab_size: int) -> list[list[int]]:
+    """Of ragged lengths; many begin like others, are others' beginnings, or the same."""
     ids = st.integers(0, vocab_size - 1)
     beginnings = draw(st.lists(st.lists(ids, max_size=8), min_size=1, max_size=2))
     drawn = []
     for _ in range(draw(st.integers(1, 6))):
         start = draw(st.sampled_from([[], *beginnings]))
         start = start[: draw(st.integers(0, len(start)))]
-        drawn.append([*start, *draw(st.lists(ids, min_size=max(0, least - len(start)), max_size=6))])
+        drawn.append([*start, *draw(st.lists(ids, min_size=max(0, 2 - len(start)), max_size=6))])
     return drawn
 
 
-@pytest.mark.parametrize("directory", [None, *TORTURE], ids=str)
-@settings(max_examples=3)
-@given(data=st.data())
-def test_each_sequence_of_a_ragged_pass_has_the_bits_that_it_has_alone(
-    directory: Path | None, data: st.DataObject
-) -> None:
-    model = load(directory)
-    drawn = data.draw(sequences(model.config.vocab_size, 1))
-    states, runs = uncached.hidden_states(model.weights, model.config, model.numerics, drawn)
-    for ids, run in zip(drawn, runs, strict=True):
-        alone = reference.hidden_states(model.weights, model.config, model.numerics, ids)
-        assert states[run.rows].tobytes() == alone.tobytes()
-        assert run.error is None
-
-
-@pytest.mark.parametrize("directory", [None, *TORTURE[:3]], ids=str)
+@pytest.mark.parametrize("name", ["trained", "torture/moe_minimal_config", "torture/lfm3_minimal_config"])
 @settings(max_examples=10)
 @given(data=st.data())
-def test_scores_of_many_are_those_of_each_alone(directory: Path | None, data: st.DataObject) -> None:
+def test_scores_of_many_are_those_of_each_alone(name: str, data: st.DataObject) -> None:
     """Whatever the budget of a pass, and however the rows of the logits are cut."""
-    model = load(directory)
-    drawn = data.draw(sequences(model.config.vocab_size, 2))
+    model = load(FIXTURES / name)
+    drawn = data.draw(sequences(model.config.vocab_size))
     alone = [model.score(ids) for ids in drawn]
     place = Place(max_num_batched_tokens=data.draw(st.integers(1, 40)))
     rows = data.draw(st.integers(1, 12))
@@ -67,18 +51,6 @@ def test_scores_of_many_are_those_of_each_alone(directory: Path | None, data: st
         scores = score_many(model, drawn, place)
     assert repr(scores) == repr(alone), "repr tells all bits of a float"
     assert place.num_tokens == sum(len(ids) - 1 for ids in drawn)
-
-
-def test_the_margin_of_a_greedy_token_is_its_lead() -> None:
-    model = load(None)
-    done = model.generate("sort: 7 2 9 4 1")
-    ids = [*done.prompt_token_ids, *done.token_ids]
-    logits = np.sort(model.logits(ids).astype(np.float64), axis=1)
-    (scores,) = score_many(model, [ids])
-    assert not isinstance(scores, NumericsError)
-    for s in scores[len(done.prompt_token_ids) - 1 :]:
-        assert s.rank == 1
-        assert s.margin == logits[s.position - 1, -1] - logits[s.position - 1, -2] > 0
 
 
 def overflowing(model: Model, token_id: int) -> Model:
@@ -121,7 +93,7 @@ def test_an_overflow_in_the_logits_harms_only_its_own_sequence(monkeypatch: pyte
     assert [scores[0], scores[2]] == [model.score(ids) for ids in good]
 
 
-@pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 700), (5, 2000)])
+@pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 700)])
 def test_no_score_and_no_overflow_depends_on_the_number_of_threads(monkeypatch, count: int, least: int) -> None:
     model = load(None)
     rng = np.random.default_rng(count)
@@ -147,18 +119,15 @@ def test_a_prompt_that_can_not_be_scored_is_named_before_anything_runs() -> None
     assert place.num_tokens == 0
 
 
-def test_texts_are_prompts_too_and_none_are_none() -> None:
-    model = load(None)
-    assert score_many(model, ["sort: 3 1"]) == [model.score("sort: 3 1")]
-    assert score_many(model, []) == []
-
-
-def test_progress_counts_tokens() -> None:
+def test_texts_are_prompts_too_and_progress_counts_tokens() -> None:
     seen: list[tuple[int, int]] = []
     place = Place(max_num_batched_tokens=4)
-    score_many(load(None), [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5, 6]], place, lambda *step: seen.append(step))
+    prompts = [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5, 6]]
+    score_many(load(None), prompts, place, lambda *step: seen.append(step))
     assert seen == [(0, 9), (4, 9), (9, 9)]
     assert place.tokens_per_second is not None and place.tokens_per_second > 0
+    assert score_many(load(None), ["sort: 3 1"]) == [load(None).score("sort: 3 1")]
+    assert score_many(load(None), []) == []
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 20))

@@ -1,9 +1,8 @@
-"""A policy is one class: once registered, it reaches options, sizes, strategies, messages and the trace's schema."""
+"""A policy is one class: once registered, it reaches options, sizes, strategies and messages."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -13,8 +12,6 @@ import pytest
 
 from scheduler import POLICIES, Request, Scheduler, SchedulerConfig, TraceWriter, check, reasons, replay
 from scheduler.policy import FirstComeFirstServed, Step
-
-SCHEMA = Path(__file__).parents[2] / "lfm2np" / "engine" / "schemas" / "trace.schema.json"
 
 
 class NewestFirst(FirstComeFirstServed):
@@ -82,9 +79,3 @@ def test_every_list_of_policies_has_a_new_one() -> None:
     command = [sys.executable, "-c", LISTS]
     done = subprocess.run(command, env=paths, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_schema_is_checked_against_the_list() -> None:
-    """tests/test_file_schemas.py compares the two, so a new policy can't be forgotten there."""
-    names = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["config"]["properties"]["policy"]["enum"]
-    assert list(POLICIES) == [*names, NewestFirst.name]

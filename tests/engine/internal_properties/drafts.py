@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
+from internal_properties.internal import internal, require
+from internal_properties.outputs import add
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine.loading import Model
@@ -20,7 +21,6 @@ from lfm2np.engine.sequence import make_sequences
 from lfm2np.engine.sequential import alone
 from lfm2np.suite.audit import AuditedEngine
 from lfm2np.suite.properties.endings import stop_text
-from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
 
@@ -41,7 +41,6 @@ Ids = tuple[int, ...]
     weight=20.0,
 )
 def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]) -> None:
-    """What followed the first place where the longest suffix stood before; a script goes on where the output ends."""
     ids, longest, shortest, count, script = example
     shortest = min(shortest, longest)
     context = DraftContext("a", ids, 1, SamplingParams(), 0, 0, count)
@@ -51,17 +50,13 @@ def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]
         if places and size < len(ids) and not proposal:
             proposal = ids[places[0] + size : places[0] + size + count]
     (draft,) = NgramDrafter(longest, shortest).propose([context])
-    if draft.token_ids != proposal or draft.weights is not None:
-        raise Violation(f"prompt lookup in {ids}: {draft.token_ids}, by definition {proposal}")
+    require((draft.token_ids, draft.weights), (proposal, None), "draft", f"prompt lookup in {ids}")
     usual = NgramDrafter()
-    if usual.is_random or ScriptedDrafter({}).is_random:
-        raise Violation("what is looked up, or read from a script, is not drawn")
-    if (usual.longest, usual.shortest) != (4, 1):
-        raise Violation(f"prompt lookup of {usual.longest} to {usual.shortest} tokens, expected 4 to 1")
+    require((usual.longest, usual.shortest), (4, 1), "n-grams", "prompt lookup")
+    require((usual.is_random, ScriptedDrafter({}).is_random), (False, False), "are drawn:", "lookup and script")
     (scripted, nothing) = ScriptedDrafter({"a": script}).propose([context, replace(context, request_id="b")])
     rest = script[len(ids) - 1 :][:count]
-    if scripted.token_ids != rest or nothing.token_ids != ():
-        raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
+    require((scripted.token_ids, nothing.token_ids), (rest, ()), f"after {len(ids) - 1} tokens:", f"script {script}")
 
 
 @st.composite
@@ -84,7 +79,6 @@ def stopped_texts(draw: st.DrawFn) -> tuple[list[str], list[str], bool, int, int
     bugs=("vLLM 3572",),
 )
 def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
-    """Pieces of text, one a token: whatever the cuts, the text ends where the definition says."""
     pieces, stop, include, min_tokens, late = example
     checker = StopChecker(stop, include)
     border = max(len(pieces[-1]) - late, 0)
@@ -98,8 +92,7 @@ def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
         text, stopped = checker.finish(pieces[-1][border:])
         shown += text
     expected = stop_text(pieces, stop, include, min_tokens)
-    if (shown, stopped) != expected:
-        raise Violation(f"pieces {pieces} with stop {stop}: {(shown, stopped)}, expected {expected}")
+    require((shown, stopped), expected, f"with stop {stop}:", f"pieces {pieces}")
 
 
 @internal(
@@ -110,7 +103,6 @@ def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
     weight=2.0,
 )
 def drawn_drafts(example: tuple[Scenario, int]) -> None:
-    """With a draft model that draws, tokens are those of one position after the other, whatever batch, memory and K."""
     scenario, most = example
     assert isinstance(scenario.model, TinyModel)
     model = loaded(scenario.model)
@@ -119,9 +111,7 @@ def drawn_drafts(example: tuple[Scenario, int]) -> None:
     sizes = {**scenario.sizes, "num_speculative_tokens": most}
     engine = AuditedEngine(model, drafter=drafter, **sizes)
     for request in scenario.requests:
-        engine.add_request(
-            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
-        )
+        add(engine, request)
     outputs = {output.request_id: output for output in engine.stream()}
     for request in scenario.requests:
         seed = request_seed(request.params, 0, request.request_id)
@@ -129,10 +119,7 @@ def drawn_drafts(example: tuple[Scenario, int]) -> None:
             slow = ModelDrafter(small, model, "random", num_blocks=200, prefix_caching=False)
             steps = steps_alone(model, request.prompt_token_ids, request.params, seed, answer.index, slow)
             expected = tuple(step.token_id for step in steps)
-            if answer.token_ids != expected:
-                raise Violation(
-                    f"request {request.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}"
-                )
+            require(answer.token_ids, expected, f"sample {answer.index}:", f"request {request.request_id}")
 
 
 def steps_alone(
@@ -166,16 +153,13 @@ def draft_contexts(draw: st.DrawFn) -> tuple[TinyModel, tuple[DraftContext, ...]
     bugs=("vLLM 50272",),
 )
 def draft_models_propose(example: tuple[TinyModel, tuple[DraftContext, ...], str, int]) -> None:
-    """What it says alone, as far as its context and its cache go; drawn, one token more, and the weights of each."""
     tiny, contexts, sampling, num_blocks = example
     model, block_size = loaded(tiny), 4
     drafter = ModelDrafter(model, model, sampling, block_size, num_blocks=num_blocks)
-    if drafter.is_random != (sampling == "random"):
-        raise Violation(f"sampling {sampling!r}, but is_random is {drafter.is_random}")
+    require(drafter.is_random, sampling == "random", "is random:", f"sampling {sampling!r}")
     for _ in range(2):  # the second time over what its cache holds
         drafts = drafter.propose(contexts)
-        if len(drafts) != len(contexts):
-            raise Violation(f"{len(drafts)} drafts for {len(contexts)} contexts")
+        require(len(drafts), len(contexts), "drafts", "contexts")
         for context, draft in zip(contexts, drafts, strict=True):
             require_draft(model, context, draft, sampling, min(tiny.positions, num_blocks * block_size + 1))
 
@@ -196,11 +180,8 @@ def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: s
     steps = []
     if context.count + drawn and longest > len(context.token_ids):
         steps = steps_alone(model, context.token_ids, params, seed, 0)
-    expected = tuple(step.token_id for step in steps)
-    if draft.token_ids != expected:
-        raise Violation(f"request {context.request_id}: drafts {draft.token_ids}, the draft model says {expected}")
-    if (draft.weights is not None) != (drawn and bool(steps)):
-        raise Violation(f"request {context.request_id}: weights {draft.weights}, drawn: {drawn}")
-    for index, (step, weights) in enumerate(zip(steps, draft.weights or (), strict=drawn)):
-        if weights.tolist() != distribution(step.row, params, (), (), ()).tolist():
-            raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")
+    who = f"request {context.request_id}"
+    require(draft.token_ids, tuple(step.token_id for step in steps), "drafts", who)
+    require(draft.weights is not None, drawn and bool(steps), "has weights:", who)
+    for step, weights in zip(steps, draft.weights or (), strict=drawn):
+        require(weights.tolist(), distribution(step.row, params, (), (), ()).tolist(), "weights of a draft", who)

@@ -1,4 +1,7 @@
-"""How a property of this package's own parts is written: a decorator of its check, which takes an example only."""
+"""How a property of this package's own parts is written: a decorator of its check, which takes an example only.
+
+And how a check compares what it found with what it expected.
+"""
 
 from __future__ import annotations
 
@@ -41,3 +44,13 @@ def properties_of(module: ModuleType) -> list[Property]:
     """Those that a module defines, in their order."""
     checks = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
     return [check.prop for check in checks if hasattr(check, "prop")]
+
+
+def require(actual: object, expected: object, what: str, who: object) -> None:
+    if actual != expected:
+        raise AssertionError(f"{who}: {what} {actual}, expected {expected}")
+
+
+def require_at_most(actual: int, most: int, what: str, who: object) -> None:
+    if actual > most:
+        raise AssertionError(f"{who}: {what} {actual}, expected at most {most}")

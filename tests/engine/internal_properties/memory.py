@@ -1,37 +1,75 @@
-"""What requests hold, read off the memory: who fits, who grows, which evicted keys are remembered."""
+"""The block pool, call by call; and what requests hold, read off the memory."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require
-from scheduler import Move, Request, Scheduler, SchedulerConfig
+from internal_properties.internal import internal, require
+from scheduler import BlockPool, Move, Request, Scheduler, SchedulerConfig
 from scheduler.memory import Memory
 from scheduler.plan import MoveKind
 
+KEYS = (b"a", b"b", b"c")
+CALLS = ("allocate", "allocate_unused", "share", "release", "release_table", "publish", "publish")
+
 
 @internal(
-    "whole-batches-are-counted",
-    "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
-    7,
+    "pool-is-a-list",
+    "Blocks are handed out in the order of a list: what is given back goes to its front, what is cached behind it.",
+    5,
     lambda: st.tuples(
-        st.integers(1, 3),
-        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
-        st.integers(1, 12),
-        st.integers(0, 30),
+        st.integers(1, 5), st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 4), st.sampled_from(KEYS)))
     ),
     weight=20.0,
 )
-def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None:
-    """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
-    size, wishes, most_tokens, free = example
-    memory = Memory(SchedulerConfig(num_blocks=4, block_size=size), reserves=False)
-    requests = [Request(str(index), (1,) * prompt, most) for index, (prompt, most) in enumerate(wishes)]
-    blocks = sum(-(-(prompt + most - 1) // size) for prompt, most in wishes)
-    tokens = sum(prompt for prompt, _ in wishes)
-    expected = blocks <= free and (len(wishes) < 2 or tokens <= most_tokens)
-    require(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
+def pool_is_a_list(example: tuple[int, list[tuple[str, int, bytes]]]) -> None:
+    """Each call that may be made, on the pool and on a list and two dictionaries; others: wrong_calls.py."""
+    num_blocks, calls = example
+    pool, owners, keys = BlockPool(num_blocks), Counter[int](), dict[int, bytes]()
+    order, evictions = list(range(num_blocks)), 0  # of those that no one owns, the next to be handed out first
+    for call, number, key in calls:
+        owned = sorted(owners.elements())
+        block = owned[number % len(owned)] if owned else -1
+        arguments: tuple[object, ...] = ()
+        expected: object = None
+        if call.startswith("allocate"):
+            if call == "allocate_unused" and (not order or order[0] in keys):
+                require(pool.allocate_unused(), None, "block without a key", order)
+                continue
+            if not order:
+                continue
+            owners[order[0]] = 1
+            evicted = keys.pop(order[0], None)
+            evictions += evicted is not None
+            expected = order.pop(0) if call == "allocate_unused" else (order.pop(0), evicted)
+        elif call == "share" and (known := sorted({*owned, *keys})):
+            block = known[number % len(known)]
+            arguments = (block,)
+            order = [other for other in order if other != block]
+            owners[block] += 1
+        elif call.startswith("release") and owned:
+            table = (block,) if call == "release" else tuple(owners)
+            arguments = (block if call == "release" else table,)
+            for each in reversed(table):
+                owners[each] -= 1
+                if not owners[each]:
+                    del owners[each]
+                    order.insert(len(order) if each in keys else 0, each)
+        elif call == "publish" and owned and block not in keys:
+            arguments, expected = (block, key), key not in keys.values()
+            keys |= {block: key} if expected else {}
+        else:
+            continue
+        require(getattr(pool, call)(*arguments), expected, f"{call}{arguments}", example)
+        require(pool.free_order(), order, "free order", example)
+        require((pool.num_free, pool.evictions), (len(order), evictions), "free, and evictions", example)
+        blocks = range(num_blocks)
+        require(pool.references, [owners[each] for each in blocks], "references", example)
+        require(pool.key_of, [keys.get(each) for each in blocks], "keys", example)
+        require(pool.block_of, {key: each for each, key in keys.items()}, "blocks of keys", example)
+        require([pool.is_shared(each) for each in blocks], [owners[each] > 1 for each in blocks], "shared", example)
 
 
 @internal(
@@ -106,7 +144,6 @@ def drafts_are_counted(example: tuple[int, int, int, int, int]) -> None:
     lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
 )
 def evictions_are_remembered(example: tuple[int, int]) -> None:
-    """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
     num_blocks, count = example
     subject = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=1, watermark=0.0))
     for token in range(count):
@@ -122,83 +159,24 @@ def evictions_are_remembered(example: tuple[int, int]) -> None:
 
 
 @internal(
-    "hits-are-counted",
-    "A request enters exactly if what it needs beside cached blocks is free.",
-    7,
-    lambda: st.tuples(
-        st.sampled_from(("fcfs", "waiting-served", "static")),
-        st.integers(1, 4),
-        st.integers(1, 12),
-        st.booleans(),
-        st.integers(-2, 2),
-    ),
-    weight=10.0,
-)
-def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
-    """A request enters if what no cached block gives it fits into what is free without those blocks.
-
-    The blocks are a running request's, or free and kept; the policy asks for the prompt's, or for the whole length's.
-    """
-    policy, size, prompt, is_running, spare = example
-    config = SchedulerConfig(
-        num_blocks=24,
-        block_size=size,
-        policy=policy,
-        watermark=0.0,
-        waiting_served_ratio=1.0,
-        max_num_batched_tokens=64,
-    )
-    subject = Scheduler(config)
-    ids = tuple(range(prompt))
-    subject.add(Request("first", ids, 9))
-    subject.update(subject.schedule(), {"first": [7]})
-    if not is_running:
-        subject.abort("first")
-    hits = (prompt - 1) // size
-    tokens = prompt + 3 if subject.policy.reserves else prompt
-    needed = -(-tokens // size) - hits
-    cached = 0 if is_running else prompt // size  # free blocks that hold something
-    while subject.pool.num_free > max(cached, needed + spare + (0 if is_running else hits)):
-        subject.pool.allocate()
-    free = subject.pool.num_free - (0 if is_running else hits)
-    if is_running and policy == "fcfs":
-        free -= -(-(prompt + 1) // size) - -(-prompt // size)  # for its own next token; none left: it is preempted
-    subject.add(Request("second", ids, 4))
-    admitted = 0 <= free >= needed and not (is_running and policy == "static")
-    require(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
-
-
-@internal(
     "moves-are-awaited",
-    "Exactly those that were split off since the last step wait for their state.",
+    "Exactly those that were split off since the last step wait for their state, whatever block is copied.",
     7,
-    lambda: st.tuples(
-        st.sampled_from(("fcfs", "waiting-served", "static")),
-        st.integers(1, 4),
-        st.lists(st.integers(1, 6), min_size=1, max_size=5),
-        st.integers(0, 4),
-        st.integers(0, 8),
-    ),
+    lambda: st.tuples(st.integers(1, 4), st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 8)),
     weight=10.0,
 )
-def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
-    """Who was split off since the last step waits for its state, and nobody else, whatever block is copied.
-
-    A first request has left blocks 0 to 11; the copy goes to the one that is next, whose number may be a slot's.
-    """
-    policy, size, prompts, which, skipped = example
-    subject = Scheduler(SchedulerConfig(num_blocks=60, block_size=size, policy=policy, prefix_caching=False))
+def moves_are_awaited(example: tuple[int, list[int], int]) -> None:
+    """A first request has left blocks 0 to 11; the copy goes to the one that is next, whose number may be a slot's."""
+    size, prompts, skipped = example
+    subject = Scheduler(SchedulerConfig(num_blocks=60, block_size=size, policy="static", prefix_caching=False))
     subject.add(Request("first", (0,) * (12 * size), 1))
     for index, length in enumerate(prompts):
-        subject.add(Request(str(index), (index,) * length, 3, cache_salt="xy"))
+        subject.add(Request(str(index), (index,) * length, 3))
     plan = subject.schedule()
     subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
     while subject.pool.num_free > 12 - skipped:
         subject.pool.allocate()
-    parent = subject.running[which % len(subject.running)]
-    salt = "".join(("x", "y"))  # equal, but another object
-    shares = subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt))
-    require(shares, True, "shares:", f"child, {example}")
+    require(subject.fork("0", Request("child", (0,) * prompts[0], 3)), True, "shares:", f"child, {example}")
     for request in subject.running:
         awaits = subject.awaits_moves(request)
         require(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")

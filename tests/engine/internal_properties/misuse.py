@@ -8,41 +8,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import assume
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require, require_at_most
-from internal_properties.state_machines.engine_books import sample_names
+from internal_properties.internal import internal, require, require_at_most
+from internal_properties.outputs import add, sample_names
 from lfm2np.engine.drafters import Draft, DraftContext
 from lfm2np.engine.engine import Engine
-from lfm2np.engine.proposals import propose
+from lfm2np.engine.proposals import Proposals
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.suite.adapters import own
 from lfm2np.suite.properties.driver import generate, make, run
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, scenarios
 from lfm2np.suite.strategies.tiny_models import loaded
-from scheduler import Request, Scheduler, SchedulerConfig, TraceError, replay
+from scheduler import TraceError, replay
 from scheduler.checksum import sealed
 
-WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
+WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says; more of it: wrong_engine_calls.py
     "raises": "ValueError: no draft for",
     "none": "AttributeError: 'NoneType' object has no attribute",
     "too many": " tokens, expected at most ",
-    "no integer": r"ids\[0\]: 1\.5, expected",
-    "no id": r"ids\[0\]: 24, expected 0 to vocab_size-1=23",
-    "weights": " distributions, expected none, as it is not random",
-    "too few weights": r"\d distributions, expected \d",
-    "no integers": r"drafter: weights float64 \(24,\), expected int64 \(24,\) >= 0",
-    "other size": r"drafter: weights int64 \(23,\), expected int64 \(24,\) >= 0",
-    "negative": r"drafter: weights int64 \(24,\), expected int64 \(24,\) >= 0",
-    "impossible": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
-    "heavy": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
 }
+WEIGHTS = (np.ones(24, np.int64),)
 WRONG_NUMBER = r"RequestError: drafter: [02] drafts for 1 context, expected 1"
-OF_RANDOM = tuple(kind for kind in WRONG_DRAFTS if kind != "weights")
 
 
 class WrongDrafter:
@@ -81,45 +69,18 @@ class WrongDrafter:
 
     def _draft(self, context: DraftContext) -> Draft | None:
         kind = self.wrong.get(context.request_id)
-        count = context.count + self.is_random
-        weights = np.ones(24, np.int64)
-        if kind is None:
-            return Draft()
         if kind == "raises":
             raise ValueError(f"no draft for {context.request_id}")
-        if kind == "none":
-            return None
         if kind == "too many":
-            return Draft((3,) * (count + 1), (weights,) * (count + 1) if self.is_random else None)
-        if kind in ("no id", "no integer"):
-            return Draft((24 if kind == "no id" else 1.5,), (weights,) if self.is_random else None)  # type: ignore[arg-type]
-        if kind == "weights":
-            return Draft((3,), (weights,))
-        if kind == "too few weights":
-            return Draft((3,) * count, (weights,) * (count - 1))
-        return Draft((3,), (wrong_weights(kind),))
-
-
-def wrong_weights(kind: str) -> NDArray[Any]:
-    weights = np.ones(24, np.int64)
-    if kind == "no integers":
-        return weights.astype(np.float64)
-    if kind == "other size":
-        return weights[1:]
-    if kind == "negative":
-        weights[5] = -1
-    if kind == "impossible":
-        weights[3] = 0
-    if kind == "heavy":
-        weights[7] = 2**62 - 22  # with the others one more than the most
-    return weights
+            count = context.count + self.is_random + 1
+            return Draft((3,) * count, WEIGHTS * count if self.is_random else None)
+        return Draft() if kind is None else None
 
 
 @st.composite
 def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, str, int]:
     scenario, is_random = draw(scenarios(most=3)), draw(st.booleans())
-    kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:6]
-    wrong = tuple(draw(st.sampled_from((None, *kinds))) for _ in scenario.requests)
+    wrong = tuple(draw(st.sampled_from((*WRONG_DRAFTS, None))) for _ in scenario.requests)
     number = draw(st.sampled_from(["right", "right", "right alone", "one less", "one more"]))
     return scenario, wrong, is_random, number, draw(st.integers(1, 4))
 
@@ -132,7 +93,7 @@ def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], boo
     weight=2.0,
 )
 def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
-    """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
+    """And the request is told why, and not asked for again."""
     scenario, kinds, is_random, number, most = example
     plain = generate(own, scenario)
     wrong = {
@@ -143,9 +104,7 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
     engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
     drafter.engine = engine
     for request in scenario.requests:
-        engine.add_request(
-            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
-        )
+        add(engine, request)
     outputs = {output.request_id: output for output in engine.stream()}
     asked = [name for names in drafter.asked for name in names]
     for request in scenario.requests:
@@ -172,135 +131,79 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
     "drafts-are-used",
     "A step computes with the drafts that were asked for; the last drawn one only decides the position after them.",
     2,
-    lambda: st.tuples(
-        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
-        st.booleans(),
-        st.sampled_from([2, 2**62, 2**62 + 1]),
-    ),
+    lambda: st.tuples(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=3), st.booleans()),
     weight=10.0,
 )
-def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
-    """What a step computes with: at most as many as were asked for, and of drawn ones never the last, which decides."""
-    pairs, is_random, total = example
-    weights = np.zeros(24, np.int64)
-    weights[3], weights[5] = 1, total - 1
-
-    class Fixed:
-        def __init__(self) -> None:
-            self.is_random = is_random
-
-        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-            lengths = [
-                min(length, context.count + is_random) for context, (_, length) in zip(contexts, pairs, strict=True)
-            ]
-            return [Draft((3,) * length, (weights,) * length if is_random else None) for length in lengths]
-
-    params = SamplingParams()
-    contexts = [DraftContext(str(index), (3,), 1, params, 0, 0, count) for index, (count, _) in enumerate(pairs)]
-    said = propose(Fixed(), contexts, 24)
-    if is_random and total > 2**62:
-        refused = {str(index) for index, (count, length) in enumerate(pairs) if min(length, count + 1)}
-        require(set(said.errors), refused, "have weights that sum to more than 2**62:", "those")
-        return
-    require(said.errors, {}, "errors of drafts that can be used", str(pairs))
-    fed = said.fed(contexts)
-    for one, (count, length) in zip(contexts, pairs, strict=True):
-        kept = min(length, count + is_random)
-        expected = (3,) * min(count, kept - 1 if is_random and kept else kept)
-        require(fed.get(one.request_id, ()), expected, "drafts to compute with", one.request_id)
-        require(one.request_id in fed, bool(expected), "is computed with drafts:", one.request_id)
-        require(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
+def drafts_are_used(example: tuple[list[tuple[int, int]], bool]) -> None:
+    """How many a request is asked for, and how many it has."""
+    pairs, is_random = example
+    contexts, drafts, expected = [], {}, {}
+    for name, (asked, has) in enumerate(pairs):
+        contexts.append(DraftContext(str(name), (3,), 1, SamplingParams(), 0, 0, asked))
+        drafts[str(name)] = Draft((3,) * has, WEIGHTS * has if is_random else None)
+        if count := min(asked, max(0, has - is_random)):
+            expected[str(name)] = (3,) * count
+    require(Proposals(drafts).fed(contexts), expected, "drafts to compute with", str(pairs))
 
 
-@internal(
-    "many-leave-the-queue",
-    "A queue from which most are aborted serves the rest, in order.",
-    7,
-    lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
-    weight=0.3,
-    bugs=("vLLM 46283",),
-)
-def many_leave(example: tuple[int, int, list[int]]) -> None:
-    """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
-    count, every, more = example
-    subject = Scheduler(SchedulerConfig(num_blocks=30, max_num_seqs=2))
-    for index in range(count):
-        subject.add(Request(str(index), (1, 2), 1))
-    stay = [index for index in range(count) if index % every == 0 and index not in more]
-    for index in range(count):
-        if index not in stay:
-            subject.abort(str(index))
-    if len(subject.waiting) != len(stay):
-        raise Violation(f"{len(subject.waiting)} wait, expected {len(stay)}")
-    served = []
-    while subject.has_unfinished:
-        plan = subject.schedule()
-        served += [int(entry.request_id) for entry in plan.scheduled]
-        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
-        if not plan.scheduled:
-            raise Violation(f"nothing is scheduled, but {len(subject.requests)} are unfinished")
-    if served != stay:
-        raise Violation(f"served {served}, expected {stay}")
+DAMAGES = ("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing")
 
 
 @internal(
     "damaged-traces-are-named",
     "A trace with a line missing, twice or changed does not replay, and the error names a line.",
     4,
-    lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
+    lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20)),
 )
-def damaged_traces(example: tuple[Scenario, int, str]) -> None:
-    """A trace with a line missing, twice, renamed or changed does not replay, and the error names a line."""
-    scenario, place, damage = example
+def damaged_traces(example: tuple[Scenario, int]) -> None:
+    scenario, place = example
     engine = make(own, scenario.model, scenario.sizes)
     run(engine, scenario)
     lines = engine.trace()
     steps = [index for index, line in enumerate(lines) if '"kind":"step"' in line]
     index = steps[place % len(steps)]
-    line = json.loads(lines[index])
-    said = "line "
-    if damage == "missing":
-        assume(index != steps[-1])  # a trace may end early
-        del lines[index]
-    elif damage == "twice":
-        lines.insert(index, lines[index])
-    else:
-        changed, said = damaged(line, damage)
-        lines[index] = json.dumps(changed if damage == "checksum" else sealed(changed))
-        said = f"line {index + 1}: {said}"
+    for damage in DAMAGES:
+        if damage == "missing" and index == steps[-1]:
+            continue  # a trace may end early
+        changed, said = damaged(json.loads(lines[index]), damage)
+        after = [] if changed is None else [json.dumps(changed if damage == "checksum" else sealed(changed))]
+        require_named([*lines[:index], *after, *lines[index + (damage != "twice") :]], damage, index, said)
+
+
+def require_named(lines: Sequence[str], damage: str, index: int, said: str) -> None:
+    """At the line itself where the error has to say something of it."""
+    expected = f"line {index + 1}: {said}" if said else "line "
     try:
         replay(lines, is_whole=False)
     except TraceError as error:
-        if not str(error).startswith(said):
-            raise Violation(f"a trace with damage {damage!r}: {str(error)!r}, expected {said!r}") from None
+        require(str(error)[: len(expected)], expected, f"damage {damage!r}: the error begins with", "a trace")
         return
     raise Violation(f"a trace with damage {damage!r} at line {index + 1} replays")
 
 
-def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
-    """A step's line, changed, and what the error must say."""
-    plan, free = line["plan"], line["free_blocks"]
-    if damage == "renamed":
-        return {**line, "kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, detail or end"
-    if damage == "free blocks":
-        return {**line, "free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"
-    if damage == "number":
-        return {**line, "plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"
-    if damage == "rows":
-        other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
-        said = f"plan.scheduled: the replay has {str(plan['scheduled'])[:200]}, the trace {other}"
-        return {**line, "plan": {**plan, "scheduled": other}}, said
-    if damage == "moves":
-        long = ["x" * 300]
-        said = f"plan.moves: the replay has {str(plan['moves'])[:200]}, the trace {str(long)[:200]}"
-        return {**line, "plan": {**plan, "moves": long}}, said
-    if damage == "checksum":
-        return {**line, "seconds": -1}, f"sha256 '{line['sha256']}', expected "
-    if damage == "endings":
-        return {**line, "finished": {"nobody": "stop"}}, ""
-    return {key: value for key, value in line.items() if key != "tokens"}, ""
-
-
-DAMAGES = (
-    *("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing"),
-)
+def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any] | None, str]:
+    """A step's line, changed, and what the error must say of it."""
+    plan, free, long = line["plan"], line["free_blocks"], ["x" * 300]
+    other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
+    scheduled, moves = (str(plan[name])[:200] for name in ("scheduled", "moves"))
+    if damage in ("missing", "twice"):
+        return (None if damage == "missing" else line), ""
+    if damage == "no tokens":
+        return {key: value for key, value in line.items() if key != "tokens"}, ""
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "renamed": ({"kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, detail or end"),
+        "checksum": ({"seconds": -1}, f"sha256 '{line['sha256']}', expected "),
+        "free blocks": ({"free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"),
+        "number": ({"plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"),
+        "rows": (
+            {"plan": {**plan, "scheduled": other}},
+            f"plan.scheduled: the replay has {scheduled}, the trace {other}",
+        ),
+        "moves": (
+            {"plan": {**plan, "moves": long}},
+            f"plan.moves: the replay has {moves}, the trace {str(long)[:200]}",
+        ),
+        "endings": ({"finished": {"nobody": "stop"}}, ""),
+    }
+    change, said = changes[damage]
+    return {**line, **change}, said

@@ -5,25 +5,16 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, asdict, fields, replace
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require
-from internal_properties.state_machines.engine_books import (
-    NOTHING,
-    TICK,
-    Book,
-    Books,
-    count_drafts,
-    recount,
-    require_request_metrics,
-    sample_name,
-    sample_names,
-)
+import scheduler
+from internal_properties.internal import internal, require
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.drafters import NgramDrafter, ScriptedDrafter
 from lfm2np.engine.engine import Engine
@@ -34,27 +25,18 @@ from lfm2np.oracle.engines.records import Request as Asked
 from lfm2np.suite.strategies.scenarios import Scenario, models, request, sampling_params, scenarios
 from lfm2np.suite.strategies.talks import talks
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
-from scheduler import replay
+from scheduler import Scheduler, SchedulerConfig, replay
 
-ENGINE_DEFAULTS = {
-    "num_blocks": None,
-    "num_window_blocks": None,
-    "room_for": None,
-    "block_size": 16,
-    "max_num_seqs": 64,
-    "max_num_batched_tokens": 2048,
-    "policy": "fcfs",
-    "waiting_served_ratio": 0.3,
-    "max_waiting_tokens": 20,
-    "prefix_caching": True,
-    "watermark": 0.01,
-    "drafter": None,
-    "num_speculative_tokens": 4,
-    "seed": 0,
-    "trace": None,
-    "on_logits": None,
-    "progress": None,
-}
+TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
+
+
+def sample_names(request: Asked) -> list[str]:
+    """As the scheduler, a trace, a drafter and `on_logits` have them."""
+    return [sample_name(request.request_id, index) for index in range(request.params.n)]
+
+
+def sample_name(name: str, index: int) -> str:
+    return f"{name}#{index}" if index else name
 
 
 @internal(
@@ -64,26 +46,19 @@ ENGINE_DEFAULTS = {
     lambda: st.just("all"),
 )
 def engine_defaults(example: str) -> None:
-    """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority; what an
-    engine tells never changes."""
-    parameters = {
-        parameter.name: parameter
-        for parameter in inspect.signature(Engine).parameters.values()
-        if parameter.name not in ("model", "clock")
-    }
-    require({name: value.default for name, value in parameters.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
-    require(
-        {entry.kind for entry in parameters.values()},
-        {inspect.Parameter.KEYWORD_ONLY},
-        "kinds of parameters of",
-        "Engine",
-    )
-    asked = inspect.signature(Engine.add_request).parameters
-    defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
-    require(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
-    drafting = inspect.signature(ModelDrafter).parameters
-    defaults = {name: drafting[name].default for name in ("sampling", "block_size")}
-    require(defaults, {"sampling": "greedy", "block_size": 4}, "defaults of", "ModelDrafter")
+    """Options go by their names only, sizes are SchedulerConfig's; what an engine tells never changes."""
+    options = {each.name: each for each in inspect.signature(Engine).parameters.values() if each.name != "model"}
+    sizes = {**asdict(SchedulerConfig(1)), "num_blocks": None, "num_window_blocks": None}
+    more = {"num_speculative_tokens": 4, "seed": 0, "clock": time.perf_counter}
+    for name, option in options.items():
+        require(option.default, {**sizes, **more}.get(name), "default", name)
+    require({option.kind for option in options.values()}, {inspect.Parameter.KEYWORD_ONLY}, "kinds", "Engine")
+    for function, expected in (
+        (Engine.add_request, {"params": None, "priority": 0, "cache_salt": ""}),
+        (ModelDrafter, {"sampling": "greedy", "block_size": 4}),
+    ):
+        given = inspect.signature(function).parameters
+        require({name: given[name].default for name in expected}, expected, "defaults of", function.__name__)
     engine = Engine(loaded(TinyModel()))
     engine.add_request("a", (3, 4), SamplingParams(max_tokens=1, logprobs=1))
     (output,) = engine.step()
@@ -121,7 +96,6 @@ def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
     weight=0.5,
 )
 def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
-    """Every output of a request, all its fields, is one that the request has alone, without a cache; so is the last."""
     scenario, texts, seed = example
     model = loaded(scenario.model)
     rows: dict[str, list[tuple[int, int]]] = {}
@@ -174,6 +148,111 @@ def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
 # --- counters and the clock
 
 
+class Clock:
+    """Goes on by one tick whenever it is looked at."""
+
+    looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.looks * TICK
+
+
+@dataclass
+class Recount:
+    """What a run must have counted: from its trace and that clock alone, and from the requests of the replay."""
+
+    with_drafts: bool
+    metrics: RunMetrics = field(default_factory=RunMetrics)
+    looks: int = 0
+    requests: dict[str, scheduler.Request] = field(default_factory=dict)  # by sample
+    times: dict[str, dict[str, int]] = field(default_factory=dict)  # by request, at which look
+    drafts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by request, those computed and accepted
+
+    def count(self, lines: Sequence[str]) -> None:
+        replay(lines, self._planned, is_whole=False)
+        for line in map(json.loads, lines):
+            if line["kind"] == "add":
+                self.looks += 1
+                self.times[line["request"]["request_id"]] = {"arrived": self.looks}
+            if line["kind"] == "step":
+                self._step(line)
+        self.metrics.recomputed_tokens = sum(each.num_recomputed_tokens for each in self.requests.values())
+
+    def _planned(self, replayed: Scheduler) -> None:
+        self.requests |= replayed.requests
+        self.metrics.most_running = max(self.metrics.most_running, len(replayed.running))
+        self.metrics.prefix_hit_tokens = replayed.prefix_cache.statistics.hit_tokens
+
+    def _step(self, line: Mapping[str, Any]) -> None:
+        began, metrics, tokens = self.looks + 1, self.metrics, line["tokens"]
+        self.looks += 4 if self.with_drafts else 2
+        require(line["seconds"], round((self.looks - began) * TICK, 6), "seconds", "of the trace")
+        metrics.seconds += (self.looks - began) * TICK
+        metrics.draft_seconds += TICK * self.with_drafts
+        lengths = [len(entry["token_ids"]) for entry in line["plan"]["scheduled"]]
+        metrics.steps += bool(lengths)
+        metrics.scheduled_tokens += sum(lengths)
+        metrics.padding_avoided += sum(max(lengths) - length for length in lengths)
+        metrics.sampled_tokens += sum(map(len, tokens.values()))
+        metrics.steps_saved += sum(len(ids) - 1 for ids in tokens.values())
+        metrics.preemptions += len(line["plan"]["preempted"])
+        for entry in line["plan"]["scheduled"]:
+            name = entry["request_id"]
+            self.times[owner(name)].setdefault("scheduled", began)
+            if entry["num_drafts"] and name in tokens:
+                self._drafted(owner(name), entry["token_ids"][-entry["num_drafts"] :], tokens[name])
+        for name in tokens:
+            self.times[owner(name)].setdefault("first", self.looks)
+            self.times[owner(name)]["last"] = self.looks
+
+    def _drafted(self, name: str, drafts: list[int], tokens: list[int]) -> None:
+        held = sum(tokens[: count + 1] == drafts[: count + 1] for count in range(min(len(drafts), len(tokens))))
+        metrics, places = self.metrics, range(max(len(drafts), len(self.metrics.drafted_at)))
+        metrics.drafted_rows += 1
+        metrics.drafted_row_tokens += len(tokens)
+        metrics.draft_tokens += len(drafts)
+        metrics.accepted_tokens += held
+        self.drafts += {(name, "drafts"): len(drafts), (name, "accepted"): held}
+        for number, counts in ((len(drafts), metrics.drafted_at), (held, metrics.accepted_at)):
+            counts += [0] * (len(places) - len(counts))
+            counts[:] = [counts[place] + (place < number) for place in places]
+
+    def require(self, output: RequestOutput) -> None:
+        """Of a request that has ended."""
+        name, times = output.request_id, self.times[output.request_id]
+        samples = [each for key, each in self.requests.items() if owner(key) == name]
+        longest = max(len(sample.token_ids) for sample in output.outputs)
+        between = None if longest == 1 or "first" not in times else (times["last"] - times["first"]) / (longest - 1)
+        waited, first = (times[what] - times["arrived"] if what in times else None for what in ("scheduled", "first"))
+        expected = {
+            "queue_time": waited and waited * TICK,
+            "time_to_first_token": first and first * TICK,
+            "time_per_output_token": None if between is None else between * TICK,
+            "steps": sum(each.num_steps for each in samples),
+            "blocks": max((each.most_blocks for each in samples), default=0),
+            "cached_tokens": sum(each.num_cached_tokens for each in samples),
+            "preemptions": sum(each.num_preemptions for each in samples),
+            "recomputed_tokens": sum(each.num_recomputed_tokens for each in samples),
+            "draft_tokens": self.drafts[name, "drafts"],
+            "accepted_tokens": self.drafts[name, "accepted"],
+            "draft_error": None,
+        }
+        require_counts(output.metrics, expected, name)
+
+
+def owner(sample: str) -> str:
+    return sample.partition("#")[0]
+
+
+def require_counts(metrics: Any, expected: Mapping[str, Any], who: str) -> None:
+    require([each.name for each in fields(metrics)], list(expected), "metrics", who)
+    for name, count in expected.items():
+        said = getattr(metrics, name)
+        near = isinstance(said, float) and isinstance(count, float) and abs(said - count) < TICK / 100
+        require(said, said if near else count, f"metrics: {name}", who)
+
+
 @internal(
     "runs-are-counted",
     "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
@@ -185,124 +264,62 @@ def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
     bugs=("vLLM 45238",),
 )
 def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
-    """All that metrics say, from the trace, the clock and the scheduler's requests alone; right drafts are accepted."""
+    """With drafts that are right and wrong in turn."""
     scenario, wrong = example
-    books, trace = Books(), io.StringIO()
-    with_drafts = bool(wrong)
-    for output in engine_with_all(scenario).stream():
+    script = {}
+    plain = engine_of(scenario, drafter=None)
+    for asked in scenario.requests:
+        add(plain, asked)
+    for output in plain.stream():
         for sample in output.outputs:
-            books.truth[sample_name(output.request_id, sample.index)] = sample.token_ids
-    script = {
-        name: [(token + off) % scenario.model.vocab_size for token, off in zip(ids, wrong * 18, strict=False)]
-        for name, ids in books.truth.items()
-    }
-    drafter = ScriptedDrafter(script) if with_drafts else None
-    engine = engine_of(scenario, clock=books.clock, trace=trace, drafter=drafter)
-    require(asdict(engine.metrics), NOTHING, "metrics of an engine", "that was just made")
+            told = zip(sample.token_ids, wrong * 18, strict=False)
+            script[sample_name(output.request_id, sample.index)] = [
+                (token + off) % scenario.model.vocab_size for token, off in told
+            ]
+    clock, trace = Clock(), io.StringIO()
+    engine = engine_of(scenario, clock=clock, trace=trace, drafter=ScriptedDrafter(script) if wrong else None)
+    require_counts(engine.metrics, asdict(Recount(False).metrics), "an engine that was just made")
     require((engine.metrics.tokens_per_step, engine.metrics.mean_accepted_length), (0.0, 1.0), "means", "of no step")
     outputs: dict[str, RequestOutput] = {}
+
+    def step() -> None:
+        changed = {output.request_id: output for output in engine.step()}
+        line = json.loads([each for each in trace.getvalue().splitlines() if '"kind":"step"' in each][-1])
+        require(set(changed), set(map(owner, line["tokens"])), "are told after a step:", "requests")
+        outputs.update(changed)
+
     for kind, *whom in scenario.ops:
-        request = scenario.requests[whom[0]] if whom else None
-        if request is None:
-            counted_step(engine, trace, books, outputs, with_drafts)
+        if kind == "step":
+            step()
         elif kind == "add":
-            add_counted(engine, books, request)
-        elif request.request_id in books.books and not outputs_end(outputs, request.request_id):
-            outputs[request.request_id] = engine.abort(request.request_id)
-            recount(books, request.request_id)
+            add(engine, scenario.requests[whom[0]])
+        elif engine.knows(name := scenario.requests[whom[0]].request_id):
+            outputs[name] = engine.abort(name)
     while engine.has_unfinished:
-        counted_step(engine, trace, books, outputs, with_drafts)
-    for each in fields(RunMetrics):
-        mine, expected = getattr(engine.metrics, each.name), getattr(books.metrics, each.name)
-        near = isinstance(mine, float) and abs(mine - expected) < TICK / 10
-        require(mine, mine if near else expected, f"metrics: {each.name}", "of the run")
-    counted = books.metrics
+        step()
+    recount = Recount(bool(wrong))
+    recount.count(trace.getvalue().splitlines())
+    require(clock.looks, recount.looks, "looks at the clock", "in the run")
+    counted = recount.metrics
+    require_counts(engine.metrics, asdict(counted), "of the run")
     mean = counted.scheduled_tokens / max(1, counted.steps)  # all requests may be aborted before the first
     require(engine.metrics.tokens_per_step, mean, "tokens a step", "of the run")
     mean = counted.drafted_row_tokens / counted.drafted_rows if counted.drafted_rows else 1.0
     require(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
-    for name, output in outputs.items():
-        require_request_metrics(output, books.books[name])
-    replay(trace.getvalue().splitlines(), is_whole=False)
+    for output in outputs.values():
+        recount.require(output)
 
 
-def engine_with_all(scenario: Scenario) -> Engine:
-    """Without drafts, and asked for everything."""
-    engine = engine_of(scenario, drafter=None)
-    for asked in scenario.requests:
-        engine.add_request(asked.request_id, asked.prompt_token_ids, asked.params, asked.priority, asked.cache_salt)
-    return engine
+def add(engine: Engine, request: Asked) -> None:
+    engine.add_request(
+        request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
+    )
 
 
 def engine_of(scenario: Scenario, **options: Any) -> Engine:
     sizes = {name: size for name, size in scenario.sizes.items() if name != "drafter"}
     drafter = NgramDrafter() if scenario.sizes.get("drafter") else None
     return Engine(loaded(scenario.model), **{"drafter": drafter, **sizes, **options})
-
-
-def outputs_end(outputs: dict[str, RequestOutput], name: str) -> bool:
-    return name in outputs and outputs[name].finished
-
-
-def add_counted(engine: Engine, books: Books, request: Asked) -> None:
-    name = request.request_id
-    engine.add_request(name, request.prompt_token_ids, request.params, request.priority, request.cache_salt)
-    known = engine.scheduler.requests
-    samples = sample_names(request)
-    books.books[name] = Book([known[sample] for sample in samples if sample in known], books.clock.looks)
-    books.owner |= dict.fromkeys(samples, name)
-
-
-def counted_step(
-    engine: Engine, trace: io.StringIO, books: Books, outputs: dict[str, RequestOutput], with_drafts: bool
-) -> None:
-    """One step, and what its line of the trace comes to."""
-    began, looks = books.clock.looks + 1, 4 if with_drafts else 2
-    running = 0
-    schedule = engine.scheduler.schedule
-
-    def scheduled() -> Any:
-        nonlocal running
-        plan = schedule()
-        running = len(engine.scheduler.running)
-        return plan
-
-    engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
-    changed = {output.request_id: output for output in engine.step()}
-    engine.scheduler.schedule = schedule  # type: ignore[method-assign]
-    require(books.clock.looks, began + looks - 1, "looks at the clock", "in a step")
-    line = json.loads([each for each in trace.getvalue().splitlines() if '"kind":"step"' in each][-1])
-    require(line["seconds"], round((looks - 1) * TICK, 6), "seconds", "of the trace")
-    metrics = books.metrics
-    metrics.seconds += (looks - 1) * TICK
-    metrics.draft_seconds += TICK if with_drafts else 0.0
-    metrics.most_running = max(metrics.most_running, running)
-    entries, tokens = line["plan"]["scheduled"], line["tokens"]
-    lengths = [len(entry["token_ids"]) for entry in entries]
-    metrics.steps += 1 if lengths else 0
-    metrics.scheduled_tokens += sum(lengths)
-    metrics.padding_avoided += sum(max(lengths) - length for length in lengths) if lengths else 0
-    metrics.sampled_tokens += sum(len(ids) for ids in tokens.values())
-    metrics.steps_saved += sum(len(ids) - 1 for ids in tokens.values())
-    for entry in entries:
-        book = books.books[books.owner[entry["request_id"]]]
-        book.first_scheduled = book.first_scheduled or began
-        if entry["num_drafts"] and entry["request_id"] in tokens:
-            name = entry["request_id"]
-            rest = books.truth[name][books.said.get(name, 0) :]
-            count_drafts(metrics, book, entry["token_ids"][-entry["num_drafts"] :], rest, len(tokens[name]))
-    for name in tokens:
-        books.said[name] = books.said.get(name, 0) + len(tokens[name])
-        book = books.books[books.owner[name]]
-        book.first_token = book.first_token or books.clock.looks
-        book.last_token = books.clock.looks
-    require(set(changed), {books.owner[name] for name in tokens}, "are told after a step:", "requests")
-    outputs |= changed
-    metrics.preemptions += len(line["plan"]["preempted"])
-    metrics.prefix_hit_tokens = engine.scheduler.prefix_cache.statistics.hit_tokens
-    for name, output in changed.items():
-        if output.finished:
-            recount(books, name)
 
 
 @internal(
@@ -313,16 +330,10 @@ def counted_step(
     weight=2.0,
 )
 def padding(example: tuple[list[tuple[int, int]], int]) -> None:
-    """Request-level batching, cell by cell: a member is there from its first row to the last of its batch."""
     lengths, size = example
-    wasted = 0
-    for first in range(0, len(lengths), size):
-        batch = lengths[first : first + size]
-        prompt, output = max(left for left, _ in batch), max(right for _, right in batch)
-        cells = [(member, cell) for member in range(len(batch)) for cell in range(prompt + output)]
-        used = sum(prompt + output for prompt, output in batch)
-        wasted += len(cells) - used
-    require(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
+    batches = [lengths[first : first + size] for first in range(0, len(lengths), size)]
+    cells = sum(len(batch) * sum(map(max, zip(*batch, strict=True))) for batch in batches)
+    require(static_padding(lengths, size), cells - sum(map(sum, lengths)), "cells wasted by batches of", str(lengths))
 
 
 @internal(
@@ -333,7 +344,6 @@ def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     weight=0.5,
 )
 def overflowing_drafts_are_told(tiny: TinyModel) -> None:
-    """A request whose draft overflows is computed again without, told why, and not drafted for again."""
     model = loaded(replace(tiny, overflows=True, tied=False))
     poison = tiny.vocab_size - 1
     engine = Engine(model, drafter=ScriptedDrafter({"a": [poison] * 9}))
@@ -357,7 +367,6 @@ def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
 )
 def warm_prompts(example: tuple[Scenario, Asked]) -> None:
-    """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
     scenario, request = example
     engine = engine_of(scenario, prefix_caching=True, num_blocks=200)
     size = engine.scheduler.config.block_size

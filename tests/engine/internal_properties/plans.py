@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
+from internal_properties.internal import internal, require
 from lfm2np.suite.properties.property import Violation
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.request import Status
@@ -46,8 +46,7 @@ def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...]
         subject.update(subject.schedule(), {"a": [0]})
     plan = subject.add_drafts(subject.schedule(), {"a": drafts})
     fitting = drafts[: most - so_far - 1]
-    if plan.scheduled[0].drafts != fitting:
-        raise Violation(f"of the drafts {drafts} the plan has {plan.scheduled[0].drafts}, expected {fitting}")
+    require(plan.scheduled[0].drafts, fitting, "drafts of the plan", f"drafts {drafts}")
 
     def ends(place: int) -> bool:
         count = so_far + place + 1
@@ -61,61 +60,18 @@ def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...]
         if allowed:
             raise
         return
-    if not allowed:
-        raise Violation(f"update() took {answer} for drafts {fitting}")
-    if bool(finished) != ends(len(answer) - 1):
-        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
+    require(allowed, True, "may be answered with", f"drafts {fitting}, answer {answer}")
+    require(bool(finished), ends(len(answer) - 1), "finished:", f"after {answer}")
 
 
 # --- what holds without being asked for
 
-DEFAULTS = SchedulerConfig(
-    num_blocks=1,
-    block_size=16,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    policy="fcfs",
-    waiting_served_ratio=0.3,
-    max_waiting_tokens=20,
-    prefix_caching=True,
-    watermark=0.01,
-)
-
-
-ASKED = (
-    "request_id",
-    "prompt_token_ids",
-    "max_tokens",
-    "stop_token_ids",
-    "min_tokens",
-    "priority",
-    "cache_salt",
-    "prompt_logits",
-)
-NEW: dict[str, object] = {
-    "stop_token_ids": frozenset(),
-    "min_tokens": 0,
-    "priority": 0,
-    "cache_salt": "",
-    "prompt_logits": False,
-    "token_ids": [1],
-    "status": Status.WAITING,
-    "finish_reason": None,
-    "arrival": -1,
-    "arrival_step": -1,
-    "num_computed_tokens": 0,
-    "tables": [(), ()],
-    "block_keys": [],
-    "slot": None,
-    "forks": [],
-    "awaits_split": False,
-    "num_cached_tokens": 0,
-    "num_preemptions": 0,
-    "num_recomputed_tokens": 0,
-    "furthest_computed": 0,
-    "num_steps": 0,
-    "most_blocks": 0,
-}
+DEFAULTS = SchedulerConfig(1, 16, 64, 2048, "fcfs", 0.3, 20, True, 0.01)
+LEFT_OUT = {"stop_token_ids": frozenset(), "min_tokens": 0, "priority": 0, "cache_salt": "", "prompt_logits": False}
+COUNTERS = ("num_cached_tokens", "num_preemptions", "num_recomputed_tokens", "furthest_computed", "num_steps")
+STATE = {"token_ids": [1], "status": Status.WAITING, "arrival": -1, "arrival_step": -1, "tables": [(), ()]}
+EMPTY: dict[str, object] = {"finish_reason": None, "slot": None, "block_keys": [], "forks": [], "awaits_split": False}
+OWN = {**STATE, **EMPTY, **dict.fromkeys((*COUNTERS, "num_computed_tokens", "most_blocks"), 0)}
 
 
 @internal(
@@ -125,18 +81,14 @@ NEW: dict[str, object] = {
     lambda: st.just("all"),
 )
 def defaults(example: str) -> None:
-    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
-    if SchedulerConfig(1) != DEFAULTS:
-        raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
-    names = [each.name for each in fields(Request) if each.init]
-    if names != list(ASKED):
-        raise Violation(f"a request is made of {names}, expected {ASKED}")
+    require(SchedulerConfig(1), DEFAULTS, "defaults", "sizes")
     new = Request("a", (1,), 1)
-    actual = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
-    if actual != NEW:
-        raise Violation(f"a new request has {actual}, expected {NEW}")
-    if new == Request("a", (1,), 1):
-        raise Violation("two requests are equal, but each is one of its own")
+    asked = {each.name: getattr(new, each.name) for each in fields(Request) if each.init}
+    expected = {"request_id": "a", "prompt_token_ids": (1,), "max_tokens": 1, **LEFT_OUT}
+    require(list(asked.items()), list(expected.items()), "is made of", "a request")
+    own = {each.name: getattr(new, each.name) for each in fields(Request) if not each.init}
+    require(own, OWN, "has", "a new request")
+    require(new == Request("a", (1,), 1), False, "equals", "another request")
     subject = Scheduler(DEFAULTS)
     subject.add(new)
     plan = subject.schedule()

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
+from internal_properties.internal import internal, require
 from lfm2np.suite.properties.property import Violation
 from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig
 
@@ -46,13 +46,8 @@ def waiting_served_counts(example: tuple[int, int, int, int]) -> None:
         if decodes > most + 1:
             raise Violation(f"{waiting} wait beside {running} that run: not let in after {decodes} decode steps")
     expected = 0 if waiting >= running * quarters // 4 else max(0, most - 1)
-    if decodes != expected:
-        raise Violation(
-            f"{waiting} wait beside {running} that run, ratio {quarters / 4}, max_waiting_tokens {most}: let in after "
-            f"{decodes} decode steps, expected {expected}"
-        )
-    if [entry.request_id for entry in plan.scheduled] != list(plan.admitted):
-        raise Violation("the queue is let in, but decoding does not pause")
+    require(decodes, expected, "decode steps until the queue is let in", example)
+    require([entry.request_id for entry in plan.scheduled], list(plan.admitted), "scheduled", "decoding does not pause")
 
 
 @internal(
@@ -77,15 +72,12 @@ def batches_meet_limits(example: tuple[int, int, int, int, int]) -> None:
     for index in range(running):
         subject.add(Request(f"r{index}", (1, 2, index), 9))
     answer(subject, subject.schedule())
-    if len(subject.running) != running:
-        raise Violation(f"{config}: {len(subject.running)} of {running} run, that fit beside the watermark")
+    require(len(subject.running), running, "run, as they fit beside the watermark:", config)
     for index in range(waiting):
         subject.add(Request(f"w{index}", (1, 3, index), 9))
     most = min(waiting, config.max_num_seqs - running, num_blocks - running - int(config.watermark * num_blocks))
     expected = [f"w{index}" for index in range(most)] if most >= running else []
-    admitted = list(subject.schedule().admitted)
-    if admitted != expected:
-        raise Violation(f"{waiting} wait beside {running}, {config}: admitted {admitted}, expected {expected}")
+    require(list(subject.schedule().admitted), expected, f"admitted of {waiting} beside {running}:", config)
 
 
 @st.composite
@@ -122,8 +114,7 @@ def batches_fit(example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple
         if index == len(early):
             expected = expected_batch(subject)
             plan = subject.schedule()
-            if list(plan.admitted) != expected:
-                raise Violation(f"the first batch: admitted {plan.admitted}, expected {expected}")
+            require(list(plan.admitted), expected, "admitted", "the first batch")
             answer(subject, plan)
         if -(-(prompt + most - 1) // config.block_size) <= config.num_blocks:
             subject.add(Request(str(index), (7,) * prompt, most))
@@ -139,8 +130,7 @@ def batches_fit(example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple
             must_decode = bool(decoding)
         elif any(entry.request_id in decoding for entry in plan.scheduled):
             must_decode = False
-        if list(plan.admitted) != expected:
-            raise Violation(f"step {plan.step}: admitted {plan.admitted}, expected {expected}")
+        require(list(plan.admitted), expected, "admitted", f"step {plan.step}")
         answer(subject, plan)
 
 
@@ -192,8 +182,7 @@ def decodes_wait_their_turn(example: tuple[int, int, int]) -> None:
         served += [step] * any(entry.request_id == "target" for entry in plan.scheduled)
         answer(subject, plan)
         subject.add(Request(f"p{step}", tuple(100 * step + place for place in range(budget)), 1))
-    if served != expected:
-        raise Violation(f"behind prompts a decode is served in steps {served}, expected {expected}")
+    require(served, expected, "steps that serve a decode", "behind prompts")
 
 
 @internal(
@@ -221,8 +210,7 @@ def decodes_go_first(example: tuple[int, int]) -> None:
     for step in range(due + 1):
         plan = subject.schedule()
         served = [entry.request_id for entry in plan.scheduled]
-        if ("target" in served) != (step == due):
-            raise Violation(f"{step} steps after a prompt of {full_steps} full steps came back: served {served}")
+        require("target" in served, step == due, "is served:", f"step {step} after a prompt of {full_steps} steps")
         answer(subject, plan)
 
 
@@ -234,7 +222,6 @@ def decodes_go_first(example: tuple[int, int]) -> None:
     weight=3.0,
 )
 def priority_is_worth_steps(example: tuple[int, int, int]) -> None:
-    """One level of priority is worth a thousand steps of waiting: who came so much earlier goes first."""
     levels, later, step = example
     subject = Scheduler(SchedulerConfig(num_blocks=8, max_num_seqs=1, policy="priority"))
     subject.step = step
@@ -243,7 +230,4 @@ def priority_is_worth_steps(example: tuple[int, int, int]) -> None:
     subject.add(Request("urgent", (1,), 1))
     first = "patient" if later >= 0 else "urgent"
     plan = subject.schedule()
-    if plan.admitted != (first,):
-        raise Violation(
-            f"{subject.step - step} steps after one of priority {levels}: {plan.admitted}, expected {first}"
-        )
+    require(plan.admitted, (first,), "admitted", f"{subject.step - step} steps after one of priority {levels}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,8 +16,7 @@ import plain
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require
+from internal_properties.internal import internal, require
 from lfm2np.arithmetic import numerics_named
 from lfm2np.engine.acceptance import Guess, is_accepted, next_token, replacement
 from lfm2np.engine.sampling.choice import (
@@ -36,18 +36,10 @@ from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import sampling_params
 
 EOS = (2,)
-
-
-# --- sampling
-
 Ids = tuple[int, ...]
 Row = tuple[float, ...]
-
-
 HUGE = 2.0**1000  # what any logit is cut to
 BIASES = (None, {6: 2.0}, {6: 2.0}, {6: HUGE, 7: 1.5 * HUGE}, {6: HUGE / 2, 7: 0.75 * HUGE}, {6: -HUGE, 7: -1.5 * HUGE})
-
-
 ONE_CHANGED: tuple[tuple[str, Any], ...] = (
     *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (1.0, -1.0)),
     *(("repetition_penalty", 2.0), ("logit_bias", {6: 2.0}), ("banned_token_ids", (7, 3)), ("min_tokens", 3)),
@@ -115,13 +107,11 @@ def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, ou
     """Greedy is a single 1; else the likeliest has 2**45, and all are those of the processed logits."""
     processed = process(array, params, prompt, output, EOS)
     if params.temperature == 0.0:
-        if sorted(weights)[-2:] != [0, 1] or weights.index(1) != int(np.argmax(processed)):
-            raise Violation(f"greedy has weights {weights}")
+        require((sorted(weights)[-2:], weights.index(1)), ([0, 1], int(np.argmax(processed))), "weights", "greedy")
         return
-    if max(weights) != 2**45 or weights != integer_weights(processed).tolist():
-        raise Violation(f"weights {weights}, expected 2**45 at most, and {integer_weights(processed).tolist()}")
-    if processed.max() != 0.0 or max(integer_weights(array.astype(np.float64)).tolist()) != 2**45:
-        raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
+    require(weights, integer_weights(processed).tolist(), "weights", params)
+    largest = max(weights), processed.max(), max(integer_weights(array.astype(np.float64)).tolist())
+    require(largest, (2**45, 0.0, 2**45), "largest weight and logit", params)
 
 
 @internal(
@@ -134,13 +124,15 @@ def top_p_takes_just_enough(example: str) -> None:
     """On the border: tokens that reach top_p to the unit are enough, and one unit less is not."""
     least = np.float32(-31.2)  # its weight is one unit, where the likeliest has 2**45
     for row, top_p, expected in (
-        ([0.0, 0.0, 0.0, 0.0], 0.5, [2**45, 2**45, 0, 0]),
+        ([0.0] * 4, 0.5, [2**45, 2**45, 0, 0]),
+        ([0.0] * 4, math.nextafter(0.5, 1), [2**45, 2**45, 2**45, 0]),
+        ([0.0] * 4, 5e-324, [2**45, 0, 0, 0]),
+        ([0.0] * 4, math.nextafter(1, 0), [2**45] * 4),
         ([0.0, least], 1.0 - 2.0**-50, [2**45, 1]),
         ([0.0, least], 1.0 - 2.0**-45, [2**45, 0]),
     ):
         actual = distribution(np.array(row, np.float32), SamplingParams(top_p=top_p), (0,), (), ()).tolist()
-        if actual != expected:
-            raise Violation(f"logits {row} with top_p {top_p}: weights {actual}, expected {expected}")
+        require(actual, expected, f"weights with top_p {top_p}:", f"logits {row}")
 
 
 @internal(
@@ -155,14 +147,12 @@ def top_p_takes_just_enough(example: str) -> None:
     weight=2.0,
 )
 def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
-    """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
     row, token, count = example
     actual = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
     expected = plain.log_softmax(row)
     best = sorted(range(len(row)), key=lambda index: (-row[index], index))[:count]
     said = [index for index, _ in actual.top]
-    if actual.token_id != token or said != best:
-        raise Violation(f"token {actual.token_id} and the likeliest {said}, expected {token} and {best}")
+    require((actual.token_id, said), (token, best), "token, and the likeliest", row)
     for index, logprob in ((token, actual.logprob), *actual.top):
         if abs(logprob - expected[index]) > 1e-6:
             raise Violation(f"token {index}: log-probability {logprob}, by definition {expected[index]}")
@@ -184,19 +174,18 @@ def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
     bugs=("vLLM 51226", "vLLM 31081"),
 )
 def noise_is_of_its_place(example: tuple[int, int, int, int, str, list[int]]) -> None:
-    """Philox of its place; a request without a seed has one of the engine's and its name; draws are by shares."""
     seed, sample, position, purpose, name, weights = example
     words = plain.noise_words(seed, sample, position, purpose)
     noise = sum(word << 64 * (3 - index) for index, word in enumerate(words))
-    if philox(seed, sample, position, purpose) != noise or uniform(seed, sample, position, purpose) != noise >> 128:
-        raise Violation(f"noise of seed {seed}, sample {sample}, position {position} is not Philox of its place")
+    place = (seed, sample, position, purpose)
+    require((philox(*place), uniform(*place)), (noise, noise >> 128), "noise", place)
     digest = hashlib.sha256(seed.to_bytes(8, "big") + name.encode()).digest()
-    if request_seed(SamplingParams(), seed, name) != int.from_bytes(digest[:8], "big"):
-        raise Violation(f"request {name!r} under the engine's seed {seed}: not SHA-256 of both")
-    place = (noise >> 128) * sum(weights) >> 128
-    expected = next(token for token in range(len(weights)) if sum(weights[: token + 1]) > place)
-    if draw(np.array(weights, np.int64), noise >> 128) != expected:
-        raise Violation(f"noise {noise >> 128:#x} falls on token {expected} of weights {weights}")
+    require(request_seed(SamplingParams(), seed, name), int.from_bytes(digest[:8], "big"), "seed", (seed, name))
+    for asked in (0, seed):
+        require(request_seed(SamplingParams(seed=asked), 1, name), asked, "seed", f"a request with seed {asked}")
+    share = (noise >> 128) * sum(weights) >> 128
+    expected = next(token for token in range(len(weights)) if sum(weights[: token + 1]) > share)
+    require(draw(np.array(weights, np.int64), noise >> 128), expected, f"token for {share}:", weights)
 
 
 # --- acceptance
@@ -247,9 +236,7 @@ def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
     for token, mine in enumerate(came):
         expected = Fraction(int(p[token]), int(p.sum()))
         if abs(mine - expected) > Fraction(1, 1 << 120) or bool(mine) != bool(expected):
-            raise Violation(
-                f"token {token} comes with probability {float(mine):.6f}, the model has {float(expected):.6f}"
-            )
+            raise Violation(f"token {token} comes with probability {float(mine)}, the model has {float(expected)}")
 
 
 @internal(
@@ -270,11 +257,9 @@ def guesses_use_their_own_noise(example: tuple[list[int], list[int], int, Ids, I
     expected = guess.token_id
     if not is_accepted(target, guess, plain.uniform_noise(seed, index, position, 1)):
         expected = replacement(target, weights, philox(seed, index, position, 2))
-    if next_token(row, params, prompt, output, (), seed, index, guess) != expected:
-        raise Violation(f"seed {seed}: a guess is not decided by its own noise")
+    place = (prompt, output, (), seed, index)
+    require(next_token(row, params, *place, guess), expected, "token with a guess", place)
     plainly = draw(target, plain.uniform_noise(seed, index, position))
-    if next_token(row, params, prompt, output, (), seed, index) != plainly:
-        raise Violation(f"seed {seed}: without a guess {plainly} comes")
+    require(next_token(row, params, *place), plainly, "token without a guess", place)
     greedy = SamplingParams(temperature=0.0)
-    if next_token(row, greedy, prompt, output, (), seed, index, guess) != int(np.argmax(row)):
-        raise Violation("a guess changes a greedy token")
+    require(next_token(row, greedy, *place, guess), int(np.argmax(row)), "greedy token with a guess", place)

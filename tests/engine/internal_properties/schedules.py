@@ -1,4 +1,4 @@
-"""The scheduler under the suite's programs of calls (lfm2np.suite.schedulers), held to its strict books.
+"""The scheduler under the suite's programs of calls (lfm2np.suite.schedulers), held to the strict accounts.
 
 run = StrictRun({"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
 run.add("r0", [0, 1, 0], max_tokens=3)
@@ -13,9 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from internal_properties.internal import internal
-from internal_properties.state_machines.compare import require_at_most
-from internal_properties.state_machines.strict import StrictScheduler
+from internal_properties.internal import internal, require_at_most
+from internal_properties.strict import StrictScheduler
 from lfm2np.suite.schedulers import programs
 from lfm2np.suite.schedulers.ledger import Account
 from lfm2np.suite.schedulers.program_run import Run

@@ -3,16 +3,12 @@
 import os
 
 import pytest
-from faults import inject
 
 from internal_properties.catalogue import INTERNAL
-from internal_properties.misuse import DAMAGES, damaged_traces
 from lfm2np.suite.adapters import own
-from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel
 from lfm2np.suite.runner import run_property
 
 LONGEST = "large-schedules"  # half of the time of all of them
-BY_ID = {prop.id: prop for prop in INTERNAL}
 
 
 @pytest.mark.parametrize(
@@ -23,24 +19,3 @@ def test_it_holds(prop):
     result = run_property(prop, own, os.environ.get("LFM2NP_PROFILE", "quick"))
     assert (result.status, result.message) == ("passed", "")
     assert result.examples >= 1
-
-
-@pytest.mark.slow
-def test_a_fault_in_later_pieces_of_attention_is_found():
-    with inject("later-piece-of-queries-misses-its-own-position"):
-        result = run_property(BY_ID["attention-in-pieces"], own, "quick", shrink=False)
-    assert result.status == "failed"
-
-
-ENDED = Scenario(  # the second step comes after the only request has ended, and schedules nothing
-    TinyModel(heads=1),
-    (Request("a", (3,), SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)),),
-    {"block_size": 2, "num_blocks": 11},
-    (("add", 0), ("step",), ("step",)),
-)
-
-
-@pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage != "missing"])
-def test_a_step_that_schedules_nothing_can_be_damaged_too(damage: str):
-    for step in range(2):
-        damaged_traces((ENDED, step, damage))

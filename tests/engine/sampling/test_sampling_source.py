@@ -38,7 +38,7 @@ def test_sampling_calls_no_function_whose_last_bits_depend_on_the_machine():
 
 
 def test_only_integer_weights_are_added_up():
-    """And those are int64: test_process_and_distribution_say_the_same in test_sampling.py."""
+    """And those are int64: internal_properties/sampling.py compares them with fractions."""
     adding = set()
     for function in functions():
         names = {node.attr for node in attributes(function)}

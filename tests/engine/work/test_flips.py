@@ -6,19 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damage import KINDS, Kind, cut, flipped, tried
+from damage import KINDS, Kind, cut, flipped, traces, tried
 
 pytestmark = pytest.mark.rounding
-NAMES = ("results", "traces", "traces, detailed", "answers", "dumps", "vectors")
 
 
-FILES = [
-    pytest.param(make_kind, id=name, marks=pytest.mark.slow if name == "traces, detailed" else ())
-    for make_kind, name in zip(KINDS, NAMES, strict=True)
-]
-
-
-@pytest.mark.parametrize("made", FILES)
+@pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
 def test_no_damaged_file_passes_for_right(made: Callable[[Path], Kind], tmp_path: Path) -> None:
     """Of results what a cut file lacks is computed."""
     kind = made(tmp_path)
@@ -33,7 +26,7 @@ def test_no_damaged_file_passes_for_right(made: Callable[[Path], Kind], tmp_path
 
 def test_a_reader_that_looks_away_is_seen(tmp_path: Path) -> None:
     """The control: a trace's lines as they are, without their checksums."""
-    kind = KINDS[1](tmp_path)
+    kind = traces(tmp_path)
     careless = Kind("careless", kind.content, without_checksums, lambda actual: True)
     counts, failures = tried(careless, flipped(kind.content, 40, seed=1))
     assert counts["right"] == len(failures) > 20
