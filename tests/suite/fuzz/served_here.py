@@ -52,7 +52,6 @@ class Here(served.Server):
         self.trouble: Trouble | None = None
         self.spoil: Callable[[dict[str, Any]], object] | None = None
         self.freed = threading.Event()
-        self.asked: list[dict[str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -72,14 +71,12 @@ def handler_of(engine: served.Served, here: Here) -> type[BaseHTTPRequestHandler
         server: Here
 
         def do_POST(self) -> None:
-            if here.trouble is not None and here.trouble(self, {}):
-                return
-            super().do_POST()
+            if here.trouble is None or not here.trouble(self, {}):
+                super().do_POST()
 
         def do_GET(self) -> None:
-            if here.trouble is not None and self.path != "/health" and here.trouble(self, {}):
-                return
-            super().do_GET()
+            if here.trouble is None or self.path == "/health" or not here.trouble(self, {}):
+                super().do_GET()
 
         def send_json(self, status: int, fields: dict[str, Any]) -> None:
             if here.spoil is not None and "choices" in fields:
