@@ -25,14 +25,14 @@ SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_t
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
-
-
-@pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where any program shows it, or all that is shown is that programs run."""
     monkeypatch.setitem(suite.PROGRAMS, "quick", 40)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
 
 
 class Tiny:
@@ -120,35 +120,22 @@ def test_every_fault_is_caught_on_another_scheduler(few):
     assert len(trials) > 15 and [trial.fault.name for trial in trials if not trial.by] == []
 
 
-def test_the_page_names_every_feature():
-    page = (Path(__file__).parents[2] / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8")
+def test_the_page_has_every_feature_numbers_of_programs_and_faults_and_the_results() -> None:
+    top = Path(__file__).parents[2]
+    page = (top / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8")
     listed = page.partition("Programs are drawn without what `lacks` names")[2].partition("`FEATURES`")[0]
     assert listed.split("`")[1::2] == list(FEATURES)
-
-
-def test_numbers_of_programs_and_faults_in_prose_are_right():
-    top = Path(__file__).parents[2]
-    page = " ".join((top / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8").split())
     quick, ci, deep = (f"{suite.PROGRAMS[name]:,}" for name in ("quick", "ci", "deep"))
-    assert f"`quick` ({quick} programs), `ci` ({ci}) or `deep` ({deep}," in page
+    assert f"`quick` ({quick} programs), `ci` ({ci}) or `deep` ({deep}," in " ".join(page.split())
     assert f"puts {len(FAULTS)} bugs of real engines into it" in (top / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_the_table_of_real_schedulers_is_of_the_results():
-    top = Path(__file__).parents[2]
     command = [sys.executable, str(top / "fixtures" / "schedulers" / "run.py"), "--table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    page = top / "docs" / "engine" / "14-schedulers.md"
-    assert table.count("\n") > 10 and table in page.read_text(encoding="utf-8")
+    assert table.count("\n") > 10 and table in page
 
 
 @pytest.mark.parametrize(
     ("promised", "policy", "caching"),
-    [
-        ("fcfs", "priority", True),
-        ("priority", "fcfs", True),
-        ("finds-prefixes", "fcfs", False),
-    ],
+    [("fcfs", "priority", True), ("priority", "fcfs", True), ("finds-prefixes", "fcfs", False)],
 )
 def test_a_policy_that_is_promised_and_not_kept(promised, policy, caching, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(suite.PROGRAMS, "quick", 600)
@@ -184,10 +171,7 @@ def test_whoever_preempts_the_first_does_not_preempt_the_last():
 
         def step(self):
             self.steps += 1
-            if self.steps < 2:
-                return super().step()
-            name = next(iter(self.running))
-            return Step([], preempted=[name])
+            return super().step() if self.steps < 2 else Step([], preempted=[next(iter(self.running))])
 
     run = Run(First, SIZES)
     run.add("r0", [0, 1], 3)
@@ -217,16 +201,18 @@ class Late(own.OwnScheduler):
         return ended
 
 
-class Undeclared(Late):
-    lacks = ()
-
-
-class SilentAbort(own.OwnScheduler):
-    lacks = frozenset({"abort-at-once"})
+def having(base, **attributes):
+    """A scheduler with other methods."""
+    return type("Having", (base,), attributes)
 
 
 @pytest.mark.parametrize(
-    ("factory", "broken"), [(Late, ""), (Undeclared, "it ended in step"), (SilentAbort, "r0: unfinished")]
+    ("factory", "broken"),
+    [
+        (Late, ""),
+        (having(Late, lacks=()), "it ended in step"),
+        (having(own.OwnScheduler, lacks={"abort-at-once"}), "r0: unfinished"),
+    ],
 )
 def test_an_abort_may_come_late_where_that_is_declared_and_named(factory, broken):
     run = Run(factory, {"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
@@ -264,15 +250,6 @@ def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(fewer):
     assert str(raised.value) == broken.message
 
 
-def test_a_run_is_the_same_by_hand():
-    run = Run(Leaking, SIZES)
-    assert run.add("r0", [0], 1)
-    assert not run.add("r1", [0] * 12, 2)
-    with pytest.raises(Violation, match="leaks: no request is left, and 1 of 6 blocks are not free"):
-        run.drain()
-    assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
-
-
 # --- adapters that are wrong themselves
 
 
@@ -290,15 +267,15 @@ def changed(**fields):
     return Changed
 
 
-def having(base=Tiny, **attributes):
-    """A scheduler with other methods."""
-    return type("Having", (base,), attributes)
+def says(value):
+    return lambda *_: value
 
 
-RAISING = having(step=lambda self: {}["a"])
-GENERATING = having(step=lambda self: Step(each for each in Tiny.step(self).entries))
-LOST = having(step=lambda self: Step(Tiny.step(self).entries, [Copy(("blocks", 0), ("block", 1))]))
-TWICE = having(update=lambda self, tokens: Tiny.update(self, tokens) * 2)
+RAISING = having(Tiny, step=lambda self: {}["a"])
+GENERATING = having(Tiny, step=lambda self: Step(each for each in Tiny.step(self).entries))
+LOST = having(Tiny, step=lambda self: Step(Tiny.step(self).entries, [Copy(("blocks", 0), ("block", 1))]))
+TWICE = having(Tiny, update=lambda self, tokens: Tiny.update(self, tokens) * 2)
+FREE = r"reports: free_blocks\(\) returned {}, expected block numbers"
 
 
 class Endless(Tiny):
@@ -311,29 +288,34 @@ class Endless(Tiny):
     ("adapter", "line"),
     [
         (RAISING, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
-        (having(step=lambda self: sys.exit(3)), r"calls: step\(\) raised SystemExit: 3"),
+        (having(Tiny, step=lambda self: sys.exit(3)), r"calls: step\(\) raised SystemExit: 3"),
         (GENERATING, r"reports: step\(\): entries: generator, expected a list or a tuple"),
-        (having(update=lambda self, tokens: 3), r"reports: update\(\): int, expected request ids"),
+        (having(Tiny, update=says(3)), r"reports: update\(\): int, expected request ids"),
         (TWICE, r"ends: update\(\) says 2 times that r0 ends"),
         (changed(writes=None), r"reports: step\(\): entries\[0\].writes: NoneType, expected a list or a tuple"),
         (changed(request_id=["r0"]), r"reports: step\(\): entries\[0\].request_id: list, expected a str"),
         (changed(checkpoints=[3]), r"reports: step\(\): entries\[0\].checkpoints\[0\]: 3, expected \(tokens, "),
         (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
-        (having(step=lambda self: None), r"reports: step\(\) returned NoneType, expected a Step"),
+        (having(Tiny, step=says(None)), r"reports: step\(\) returned NoneType, expected a Step"),
         (LOST, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
         (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
         (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
         (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
         (changed(reads=[0, "1"]), r"reports: step\(\): entries\[0\].reads\[1\]: '1', expected 0 to 11"),
         (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
+        (having(Tiny, free_blocks=says(None)), FREE.format("NoneType")),
+        (having(Tiny, free_blocks=says("abc")), FREE.format("'abc'")),
+        (having(Tiny, free_blocks=says(-1)), FREE.format("-1")),
+        (having(Tiny, free_blocks=says([0, "1"])), FREE.format("list")),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
+    if adapter is Endless:
+        monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
     run = Run(adapter, SIZES)
-    run.add("r0", [0, 1], 1 if adapter is TWICE else 2)
     with pytest.raises(Violation, match=f"^{line}") as raised:
+        run.add("r0", [0, 1], 1 if adapter is TWICE else 2)
         run.step()
     assert "\n" not in str(raised.value)
 
@@ -361,16 +343,8 @@ def test_what_is_declared_wrong_is_named(fields, line):
 
     with pytest.raises(RequestError, match=line):
         Run(factory, SIZES)
-
-
-@pytest.mark.parametrize(("free", "shown"), [(None, "NoneType"), ("abc", "'abc'"), (-1, "-1"), ([0, "1"], "list")])
-def test_blocks_that_are_none_are_named(free, shown):
-    class Wrong(Tiny):
-        def free_blocks(self):
-            return free
-
-    with pytest.raises(Violation, match=rf"reports: free_blocks\(\) returned {shown}, expected block numbers"):
-        Run(Wrong, SIZES).add("r0", [0], 1)
+    with pytest.raises(RequestError, match="dict: no scheduler"):
+        Run(dict, SIZES)
 
 
 def test_numpy_numbers_are_numbers():
@@ -407,11 +381,6 @@ def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pyte
     outcome = suite.try_scheduler(Endless)
     assert list(outcome.broken) == ["calls"] and outcome.stopped["calls"] == 1
     assert outcome.broken["calls"].script.count("\nrun.")
-
-
-def test_what_is_no_scheduler_is_named():
-    with pytest.raises(RequestError, match="dict: no scheduler"):
-        Run(dict, SIZES)
 
 
 # --- a block manager
@@ -477,9 +446,11 @@ def test_rings_and_samples_that_part_early(factory, broken, fewer):
 # --- from the command line
 
 
+SUITE = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
+
+
 def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """In this process, so that it draws few programs."""
-    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
     (tmp_path / "wrong_adapter.py").write_text(
         "from lfm2np.suite.schedulers import own\n"
         "from lfm2np.suite.schedulers.scheduler_faults import with_fault\n"
@@ -489,16 +460,14 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     options = ["--scheduler", "wrong_adapter:factory", "--xfails", "known.txt"]
-    code = pytest.main([*command, *options])
+    code = pytest.main([*SUITE, *options])
     printed = capsys.readouterr().out
     assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
-    assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
+    assert pytest.main([*SUITE, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
-    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--xfails", "no.txt"]) == 2
-    assert "--xfails no.txt: " in capsys.readouterr().out
-    assert pytest.main([*command, "--scheduler", ""]) == 4
+    assert pytest.main([*SUITE, "--scheduler", ""]) == 4
     assert "--scheduler: an empty name" in capsys.readouterr().err
-    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4
+    assert pytest.main([*SUITE, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4
     assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
 
 
@@ -506,28 +475,27 @@ def test_faults_of_a_scheduler_from_the_command_line(
     fewer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """One that survives fails; a demand that is broken without a fault catches none."""
-    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
     target = ["--scheduler", "lfm2np.suite.schedulers.own:factory", "--faults", "-k", "test_fault and block-leaked"]
-    assert pytest.main([*command, *target, "-rP"]) == 0
+    assert pytest.main([*SUITE, *target, "-rP"]) == 0
     printed = capsys.readouterr().out
     assert "block-leaked (vLLM 18485, SGLang 16067): caught by leaks after" in printed, printed
     assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in printed
     broken = suite.Broken("leaks", "", "", 1)
     bare = suite.Outcome("own", frozenset(), frozenset(), broken={"leaks": broken})
     monkeypatch.setattr(suite, "try_scheduler", lambda name, profile: bare)
-    assert pytest.main([*command, *target]) == 1
+    assert pytest.main([*SUITE, *target]) == 1
     assert "block-leaked survives 40 programs" in capsys.readouterr().out
-    assert pytest.main([*command, "--faults"]) == 4
+    assert pytest.main([*SUITE, "--faults"]) == 4
     assert "--faults: expected with --scheduler" in capsys.readouterr().err
 
 
-class Tables:
-    """Blocks by request; a child of a fork has copies of its own, at once."""
+class Sharing:
+    """Blocks by request. A child has its parent's; whoever writes to a block of both gets a copy first."""
 
     lacks = frozenset({"prefix-caching", "salts"})
 
     def __init__(self, sizes):
-        self.size, self.free_list, self.tables, self.lengths = sizes["block_size"], [], {}, {}
+        self.size, self.tables, self.lengths = sizes["block_size"], {}, {}
         self.free_list = list(range(sizes["num_blocks"]))
 
     def allocate(self, name, token_ids, cache_salt):
@@ -538,20 +506,29 @@ class Tables:
         return 0
 
     def append(self, name, token_ids):
-        missing = -(-(self.lengths[name] + len(token_ids)) // self.size) - len(self.tables[name])
+        table, length = self.tables[name], self.lengths[name]
+        is_shared = bool(length % self.size and self.owners(table[-1]) > 1)
+        missing = -(-(length + len(token_ids)) // self.size) - len(table) + is_shared
         if missing > len(self.free_list):
             return False
-        self.tables[name] += [self.free_list.pop() for _ in range(missing)]
+        blocks = [self.free_list.pop() for _ in range(missing)]
+        copies = [Copy(("block", table.pop()), ("block", blocks[0]))] if is_shared else []
+        table += blocks
         self.lengths[name] += len(token_ids)
-        return True
+        return copies
 
     def places(self, name):
-        return [block * self.size + offset for block in self.tables[name] for offset in range(self.size)][
-            : self.lengths[name]
-        ]
+        every = [block * self.size + offset for block in self.tables[name] for offset in range(self.size)]
+        return every[: self.lengths[name]]
+
+    def fork(self, parent, child):
+        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
+
+    def owners(self, block):
+        return sum(block in table for table in self.tables.values())
 
     def free(self, name):
-        self.free_list += self.tables.pop(name)
+        self.free_list += [block for block in self.tables.pop(name) if not self.owners(block)]
 
     def free_blocks(self):
         return list(self.free_list)
@@ -561,38 +538,8 @@ def managed(manager):
     return lambda sizes: ManagedScheduler(manager(sizes), sizes)
 
 
-class Sharing(Tables):
-    """A child has its parent's blocks; whoever writes to a block of both gets a copy first."""
-
-    def fork(self, parent, child):
-        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
-
-    def owners(self, block):
-        return sum(block in table for table in self.tables.values())
-
-    def append(self, name, token_ids):
-        table, copies = self.tables[name], []
-        if self.lengths[name] % self.size and self.owners(table[-1]) > 1:
-            if not self.free_list:
-                return False
-            copies = [Copy(("block", table[-1]), ("block", self.free_list[-1]))]
-            table[-1] = self.free_list.pop()
-        return copies if super().append(name, token_ids) else self.undone(table, copies)
-
-    def undone(self, table, copies):
-        for copy in copies:
-            self.free_list.append(table[-1])
-            table[-1] = copy.source[1]
-        return False
-
-    def free(self, name):
-        table = self.tables.pop(name)
-        self.free_list += [block for block in table if not self.owners(block)]
-
-
-def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
+def test_a_block_manager_that_forks(few):
     outcome = suite.try_scheduler(managed(Sharing))
     assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
-    missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
+    missing = having(Sharing, owners=lambda self, block: 1)
     assert first_broken(managed(missing)) in ("ownership", "reads", "leaks")
