@@ -113,40 +113,13 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
     assert calls == expected
 
 
-class Wrong(Own):
-    """Our engine with one method, `name`, whose value is changed by `does`."""
-
-    name, does = "", staticmethod(lambda value: value)
-
-    def __init__(self) -> None:
-        super().__init__(model(), {})
-
-    def changed(self, name: str, value: Any) -> Any:
-        return self.does(value) if name == self.name else value
-
-    def add(self, request: Any) -> None:
-        self.changed("add", None)
-        super().add(request)
-
-    def step(self) -> Any:
-        return self.changed("step", super().step())
-
-    def abort(self, request_id: str) -> Any:
-        return self.changed("abort", super().abort(request_id))
-
-    def state(self) -> Any:
-        return self.changed("state", super().state())
-
-    def metrics(self) -> Any:
-        return self.changed("metrics", super().metrics())
-
-
 def wrong(name: str, does: Any) -> PythonTarget:
-    """It was right when it was probed."""
-    engine = Wrong()
+    """Our engine, one of whose methods has its value changed; it was right when it was probed."""
+    engine = Own(model(), {})
     player = steps(lambda: engine)
     player.probe()
-    engine.name, engine.does = name, does
+    right = getattr(engine, name)
+    setattr(engine, name, lambda *arguments: does(right(*arguments)))
     return player
 
 
