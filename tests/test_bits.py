@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import blas
-import numpy as np
 import pytest
-
-from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.engine.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), *(FIXTURES / name for name in ("moe", "lfm3", "trained"))]
@@ -130,11 +126,3 @@ def test_a_trained_fixture_has_the_digest_that_the_readme_states(here, name: str
 
 def test_products_of_one_slice_and_of_two_are_among_them(here):
     assert [slices for slices, _ in here["ours"]["products"]] == [1, 1, 1, 2, 2, 2]
-
-
-def test_a_sequence_alone_has_the_bits_of_its_prefix_in_a_longer_one():
-    model = load(trained_fixture())
-    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 40).tolist()
-    whole = model.logits(ids)
-    for length in (1, 2, 3, 17, 39):
-        assert model.logits(ids[:length]).tobytes() == whole[:length].tobytes()

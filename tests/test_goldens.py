@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_prompts import (
-    LENGTHS,
-    TRAINED,
-    TRAINED_POSITIONS,
-    fixture_hash,
-    is_there,
-    random_prompts,
-    true_prompts,
-)
+from golden_prompts import LENGTHS, TRAINED, TRAINED_POSITIONS, fixture_hash, is_there, random_prompts, true_prompts
 from numpy.typing import NDArray
 from safetensors import safe_open
 from torture_table import CHECKPOINTS
