@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
@@ -57,7 +58,7 @@ def seldom(now: Circumstances) -> bool:
     return now.sent.prompt_token_ids[-1] % 2 == 0
 
 
-BUGS: dict[str, tuple[Bug, set[str]]] = {
+BUGS: dict[str, tuple[Bug, set[str]]] = {  # and the relations that it breaks
     "place": (lambda now, position: now.place == 1 and now.beside > 0, {"batch", "neighbours", "warm-batch"}),
     "decode": (lambda now, position: position > 0, {"decode", "score", "prefixes", "samples", "warm-batch"}),
     "scores": (lambda now, position: position < 0, {"score", "samples"}),
@@ -74,32 +75,31 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     ),
     "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
     "many": (lambda now, position: now.number > 300, {"later"}),
+    "counts": (lambda now, position: now.number % 4 == 3, {"repeat", "order", "twins"}),
+    "other sizes": (lambda now, position: True, {"sizes"}),
 }
+OTHER_BUGS: dict[str, tuple[dict[str, Any], set[str]]] = {  # by fields of Pretend
+    "seeds without effect": ({"takes_seeds": False}, {"seeds"}),
+    "a stop string left in the text": ({"late_stop": 1}, {"stop"}),
+    "not the likeliest token": ({"second_at": 2}, {"greedy"}),
+}
+EVERY_BUG = {**{name: ({"bug": bug}, broken) for name, (bug, broken) in BUGS.items()}, **OTHER_BUGS}
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", EVERY_BUG)
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
 def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
-    bug, expected = BUGS[name]
-    chosen = [each for each in RELATIONS if name == "many" or each.name in expected]
-    checked = asking(Pretend(noise, bug, 0.1)).run(chosen)
-    assert expected - {"samples", "seeds"} <= broken(checked), outcomes(checked)
+    fields, expected = EVERY_BUG[name]
+    wrong = Pretend(noise, size=0.1, **fields)
+    chosen = [each for each in RELATIONS if name == "many" or each.name in {*expected, "repeat"}]
+    checked = (asking(Pretend(noise), sizes=wrong) if name == "other sizes" else asking(wrong)).run(chosen)
+    assert broken(checked) == expected, outcomes(checked)
     held = checked.broken[0]
     assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
 
 
-@pytest.mark.slow
 def test_every_relation_is_broken_by_some_bug() -> None:
-    """`order` and `repeat` by one that counts; `sizes` by another instance; `seeds` by one without."""
-    broken_names: set[str] = set()
-    for bug, _ in BUGS.values():
-        broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6), sizes=Pretend(1e-6, lambda now, position: True, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
-    broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
-    assert broken_names == set(NAMES)
+    assert set().union(*(expected for _, expected in EVERY_BUG.values())) == set(NAMES)
 
 
 def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
@@ -110,16 +110,6 @@ def test_what_is_seen_once_is_said_but_does_not_break() -> None:
     checked = asking(Pretend(1e-6, lambda now, position: now.number == 120, 0.5)).run()  # of `stop`
     once = [held for held in checked.held if held.outcome is Outcome.ONCE]
     assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
-
-
-@pytest.mark.parametrize(
-    ("engine", "relation"), [({"late_stop": 1}, "stop"), ({"second_at": 0}, "greedy")], ids=lambda case: str(case)
-)
-def test_a_stop_string_left_in_the_text_and_a_token_that_is_not_the_likeliest_break_only_that(
-    engine: dict[str, int], relation: str
-) -> None:
-    chosen = [each for each in RELATIONS if each.name in ("stop", "greedy", "batch")]
-    assert broken(asking(Pretend(1e-6, **engine)).run(chosen)) == {relation}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("at_end", [True, False])
