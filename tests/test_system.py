@@ -1,5 +1,6 @@
-"""Children that end with all that they started, on POSIX and on a system that lacks what Windows lacks; and what is done
-otherwise without processes and threads, done here.
+"""Children that end with all that they started, on POSIX and on a system that lacks what Windows lacks.
+
+What is done otherwise without processes and threads, as in a browser, is done here.
 """
 
 from __future__ import annotations

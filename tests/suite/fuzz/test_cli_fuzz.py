@@ -109,7 +109,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
 
 
 def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
-    def text_only(handler: Any, _: Any) -> bool:
+    def text_only(handler: Any) -> bool:
         body = b"{}"
         if handler.command == "POST":
             fields = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))

@@ -219,7 +219,7 @@ def test_the_script_prints_what_it_expected_and_saw(tmp_path: Path, of_one: str,
 
 @pytest.mark.parametrize("way", ["drip", "die", "500"])
 def test_the_script_ends_whatever_the_server_does(tmp_path: Path, of_one: str, way: str) -> None:
-    def trouble(handler: Any, _: Any) -> bool:
+    def trouble(handler: Any) -> bool:
         if handler.command != "POST":
             return False
         if way == "500":

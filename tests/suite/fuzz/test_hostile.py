@@ -58,7 +58,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
 
 def finding(here: Here, trace: Trace, trouble: Any, timeout: float = 20.0) -> Finding | None:
     def spoil(server: Here) -> None:
-        server.trouble = lambda handler, _: handler.command == "POST" and bool(trouble(handler) or True)
+        server.trouble = lambda handler: handler.command == "POST" and bool(trouble(handler) or True)
 
     return judged(trace, played(here, trace, spoil, timeout))
 
@@ -163,10 +163,10 @@ def test_more_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
 # What the server tells of itself
 
 
-def saying(replies: dict[str, Callable[[], Any]]) -> Callable[[Any, Any], bool]:
+def saying(replies: dict[str, Callable[[], Any]]) -> Callable[[Any], bool]:
     """A trouble that answers these paths, with text or as JSON."""
 
-    def trouble(handler: Any, _: Any) -> bool:
+    def trouble(handler: Any) -> bool:
         if handler.path in replies:
             value = replies[handler.path]()
             content = value if isinstance(value, str) else json.dumps(value)
