@@ -377,7 +377,7 @@ def test_numpy_numbers_are_numbers():
             return np.array(super().free_blocks())
 
     run = Run(Arrays, SIZES)
-    run.add("r0", [0, 1, 2], 3)
+    assert run.add("r0", [0, 1, 2], 3) and not run.add("r1", [0] * 12, 2)  # which is refused
     run.drain()
 
 
