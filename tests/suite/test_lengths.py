@@ -97,9 +97,10 @@ def test_what_is_not_given_follows_from_what_is():
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_only_at_length_is_found_under_quick():
-    with inject("chunk-deep-in-a-prompt-ignores-the-past-state"):
-        result = run_property(by_id("every-schedule"), adapters.own, "quick")
+@pytest.mark.parametrize("fault", ["positions-stop-at-40", "chunk-deep-in-a-prompt-ignores-the-past-state"])
+def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str):
+    with inject(fault):
+        result = run_property(by_id("equals-reference"), adapters.own, "quick")
     assert result.status == "failed"
     assert result.size is not None
     is_shrunk = "there may be smaller examples" not in result.message  # a busy machine runs out of time
