@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ import blas
 VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES")
 L2_SIZE = "512"  # KiB; some families divide it, and under 128 they hang
 TOP = Path(__file__).resolve().parent.parent
-REPORT = TOP / "report.xml"
 QUICK = (
     *("tests/oracle/test_check.py", "tests/oracle/judging/test_noise.py"),
     *("tests/oracle/vectors/test_vectors_answers.py", "tests/oracle/locate/test_locate.py"),
@@ -64,7 +63,6 @@ class Row:
     taken: blas.Machine | None = None
     passed: int = 0
     failed: int = 0
-    skipped: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
     error: str = ""  # why nothing ran, or not as asked
@@ -100,11 +98,9 @@ def environment(asked: Asked) -> dict[str, str]:
 
 def run(asked: Asked, arguments: Sequence[str]) -> Row:
     """pytest with these arguments, in the checkout."""
-    row, began = Row(asked), time.monotonic()
-    REPORT.unlink(missing_ok=True)
-    words = ["-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={REPORT}", *arguments]
+    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=TOP,
         env=environment(asked),
         stdin=subprocess.DEVNULL,
@@ -112,30 +108,17 @@ def run(asked: Asked, arguments: Sequence[str]) -> Row:
         text=True,
         check=False,
     )
+    lines = done.stdout.splitlines() or [""]
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", lines[-1])}
+    row = Row(asked, passed=counts.get("passed", 0), failed=counts.get("failed", 0) + counts.get("error", 0))
     row.seconds = time.monotonic() - began
-    lines = [line for line in done.stdout.splitlines() if line.startswith(blas.HEADER)]
-    row.taken = blas.machine_of(lines[0]) if lines else None
-    if REPORT.exists():
-        count(row, REPORT)
-        REPORT.unlink()
+    row.failures = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    row.taken = next((blas.machine_of(line) for line in lines if line.startswith(blas.HEADER)), None)
     if done.returncode not in (0, 1) or row.taken is None:
         row.error = f"pytest: exit code {done.returncode}: {' / '.join((done.stderr or done.stdout).splitlines()[-3:])}"
     elif wrong := not_as_asked(row):
         row.error = wrong
     return row
-
-
-def count(row: Row, report: Path) -> None:
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        kinds = {child.tag for child in case}
-        file = f"{case.get('classname', '').replace('.', '/')}.py"
-        if kinds & {"failure", "error"}:
-            row.failed += 1
-            row.failures.append(f"{file}::{case.get('name')}")
-        elif "skipped" in kinds:
-            row.skipped += 1
-        else:
-            row.passed += 1
 
 
 def not_as_asked(row: Row) -> str:

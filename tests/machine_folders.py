@@ -20,20 +20,8 @@ TOP = Path(__file__).resolve().parent.parent
 SUITES = ("trixie", "forky")  # the next where a mirror's lists of one are not those that its signature names
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 WHOLE = "whole.json"  # stands in a folder that is put together
-PACKAGES = [
-    "python3",
-    "python3-numpy",
-    "libblas3",
-    "liblapack3",
-    "libopenblas0-pthread",
-    "python3-hypothesis",
-    "python3-mpmath",
-    "python3-pytest",
-    "python3-tqdm",
-    "python3-requests",
-    "python3-yaml",
-    "python3-jsonschema",
-]
+PACKAGES = ["python3", "python3-numpy", "libblas3", "liblapack3", "libopenblas0-pthread"]
+PACKAGES += [f"python3-{name}" for name in ("hypothesis", "mpmath", "pytest", "tqdm", "requests", "yaml", "jsonschema")]
 WHEELS = ["safetensors", "tokenizers", "gguf"]  # of pyproject.toml's, those that Debian has not or not everywhere
 GLIBC = range(5, 42)  # minor versions of the glibc 2 of manylinux wheels, up to trixie's own
 BLAS = {"netlib": "blas", "OpenBLAS": "openblas-pthread"}  # folders of the libraries under usr/lib/TRIPLET
@@ -82,44 +70,37 @@ def mirror() -> str:
     """Where this system's apt gets its own packages. Failed if it is no Debian."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
     suite = release.get("VERSION_CODENAME", "")
-    etc = Path("/etc/apt")
-    for path in sorted(etc.glob("sources.list.d/*.sources")):
-        for part in re.split(r"\n\s*\n", path.read_text()):
-            fields = {name.lower(): value.split() for name, value in re.findall(r"^(\w[\w-]*):(.*)$", part, re.M)}
-            if suite in fields.get("suites", []) and fields.get("enabled") != ["no"] and release["ID"] == "debian":
-                return fields["uris"][0]
-    for path in [etc / "sources.list", *sorted(etc.glob("sources.list.d/*.list"))]:
-        text = path.read_text() if path.is_file() else ""
-        for uri, named in re.findall(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE):
-            if named == suite and release["ID"] == "debian":
-                return str(uri)
-    raise Failed(f"/etc/apt: no source of the suite {suite!r}, expected a Debian: name its mirror with --mirror URL")
+    uris: list[str] = []
+    if release.get("ID") == "debian":
+        command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", f"Release: {suite}"]
+        uris = called(command).split()
+    if not uris:
+        raise Failed(f"apt: no source of the suite {suite!r}, expected a Debian")
+    return uris[0]
 
 
-def fetched_of_first(
-    architecture: str, suites: Sequence[str], packages: Sequence[str], path: Path, source: str
-) -> tuple[str, list[Path]]:
+def fetched_of_first(architecture: str, path: Path, source: str) -> tuple[str, list[Path]]:
     """The first suite that the mirror has whole, and its packages. Failed, with every reason, if it has none.
 
     Mirrors renew a suite's signed list of files and its architectures' files apart; apt takes neither until they agree.
     """
     problems = []
-    for suite in suites:
+    for suite in SUITES:
         try:
-            return suite, fetched(architecture, suite, packages, path, source)
+            return suite, fetched(architecture, suite, path, source)
         except Failed as problem:
             problems.append(f"{suite}: {problem}")
             tell(f"{architecture}: {problems[-1]}")
     raise Failed("\n".join(problems))
 
 
-def fetched(architecture: str, suite: str, packages: Sequence[str], path: Path, source: str) -> list[Path]:
+def fetched(architecture: str, suite: str, path: Path, source: str) -> list[Path]:
     """The packages and all that they depend on, in the folder `own`, by an apt that knows none of the system's."""
     if not KEYRING.is_file():
         raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
     settings = apt_settings(architecture, suite, path, source)
     called(["apt-get", "-c", settings, "update", "--error-on=any"])
-    called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *packages])
+    called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES])
     return sorted((path / "cache" / "archives").glob("*.deb"))
 
 
@@ -149,15 +130,15 @@ def apt_settings(architecture: str, suite: str, path: Path, source: str) -> Path
     return path / "apt.conf"
 
 
-def put_together(machine: Machine, work: Path, source: str | None) -> Path:
+def put_together(machine: Machine, work: Path) -> Path:
     """The folder with the machine's root and wheels: made unless it is there, whole or not at all."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / f"{machine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
-        return made(machine, work / machine.name, source)
+        return made(machine, work / machine.name)
 
 
-def made(machine: Machine, folder: Path, source: str | None) -> Path:
+def made(machine: Machine, folder: Path) -> Path:
     """The same, while no other run does it. Failed for what can't be fetched or unpacked."""
     recipe = {"suites": list(SUITES), "packages": PACKAGES, "wheels": WHEELS}
     if (folder / WHOLE).is_file() and json.loads((folder / WHOLE).read_text())["recipe"] == recipe:
@@ -165,7 +146,7 @@ def made(machine: Machine, folder: Path, source: str | None) -> Path:
     began = time.monotonic()
     tell(f"{machine.name}: fetching Debian's packages and wheels")
     apt_folder = folder.parent / "apt" / machine.name
-    suite, packages = fetched_of_first(machine.name, SUITES, PACKAGES, apt_folder, source or mirror())
+    suite, packages = fetched_of_first(machine.name, apt_folder, mirror())
     part = folder.with_name(f"{machine.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     unpack(packages, part / "root")
@@ -222,14 +203,8 @@ def launcher(machine: Machine, folder: Path, blas: str, target: Path) -> Path:
         "OPENBLAS_NUM_THREADS": "1",  # several machines run at once
         "HYPOTHESIS_PROFILE": "few",
     }
-    words = [
-        qemu,
-        "-L",
-        root,
-        "-0",
-        path,
-        *(word for item in variables.items() for word in ("-E", "{}={}".format(*item))),
-    ]
+    given = (word for item in variables.items() for word in ("-E", "{}={}".format(*item)))
+    words = [qemu, "-L", root, "-0", path, *given]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*words, python_of(folder)]))} "$@"\n')
     path.chmod(0o755)
     return path

@@ -161,16 +161,12 @@ def config_of(facts: Mapping[str, Any]) -> str:
 
 def judge_digest(expected: str, code: int, said: str) -> tuple[str, list[str]]:
     digest = said.strip()
-    return f"{digest[:8]}...{digest[-4:]}", [] if (code, digest) == (0, expected) else [
-        f"{digest}, expected {expected}"
-    ]
+    wrong = [] if (code, digest) == (0, expected) else [f"{digest}, expected {expected}"]
+    return f"{digest[:8]}...{digest[-4:]}", wrong
 
 
 def judge_vectors(code: int, said: str) -> tuple[str, list[str]]:
-    report = json.loads(said) if said else {}
-    return f"{report['figures']['vectors']} as stated" if code == 0 else "differ", [] if code == 0 else [
-        f"code {code}: {said}"
-    ]
+    return (f"{json.loads(said)['figures']['vectors']} as stated", []) if code == 0 else ("differ", [said])
 
 
 def judge_batch(code: int, said: str) -> tuple[str, list[str]]:
@@ -211,10 +207,7 @@ def blas_text(row: Row) -> str:
     if words:
         cores = [word for word in words[2:] if not re.match(r"NO_|USE_|DYNAMIC|MAX_|SINGLE|BUILD|=", word)]
         return " ".join(["OpenBLAS", words[1], *cores])
-    versions = [
-        match[1] for path in row.facts.get("mapped", ()) if (match := re.search(r"libblas\.so\.(3\.\d+.*)", path))
-    ]
-    return " ".join([row.blas, *versions])
+    return " ".join([row.blas, *re.findall(r"libblas\.so\.(3\.\d+.*)", "\n".join(row.facts.get("mapped", ())))])
 
 
 def table(rows: Sequence[Row], commands: Sequence[str]) -> Iterator[str]:
@@ -239,7 +232,6 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=cache, metavar="DIR", help="where the machines are kept (%(default)s)"
     )
-    parser.add_argument("--mirror", metavar="URL", help="of Debian (the one of this system's apt)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (%(default)s)")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.machines if name not in MACHINES]
@@ -254,7 +246,7 @@ def main() -> int:
     chosen = [name for name in commands if name in asked]
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
+        folders = {one.name: pool.submit(put_together, one, work) for one in machines}
         both = ["info", "--digest", "mixture", "lfm3"] if arguments.quick else chosen
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]

@@ -93,8 +93,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     records += lines_of(path)
     experts = ["generate", "--model", str(TORTURE / "moe_published"), "--prompt-ids", "1,17,42", "--max-tokens", "2"]
     assert main([*experts, "--trace", str(path), "--trace-detail"]) == 0
-    details = [line for line in lines_of(path) if line["kind"] == "detail"]
-    return details + records  # the first of each kind is changed in every way: a detail that has experts
+    return [*records, *lines_of(path)]
 
 
 @pytest.fixture(scope="module")
@@ -118,24 +117,6 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 def committed_vectors(name: str) -> Any:
     return json.loads(packaged_set(name).read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def vectors() -> list[Any]:
-    """The committed set with one vector and one position at a time: one for each hint and result, and kind of move."""
-    document, documents = committed_vectors("trained"), {}
-    for vector in document["vectors"]:
-        for position, token in zip(vector["positions"], vector["token_ids"], strict=True):
-            for hint in vector["schedule"]:
-                entry = {**vector, "schedule": [hint], "positions": [position], "token_ids": [token]}
-                documents[hint["kind"], position["result"]] = {**document, "vectors": [entry], "scripts": []}
-    for script in document["scripts"]:
-        for step in script["steps"]:
-            if step["moves"] and step["rows"][0]["reads"]:
-                short = {**script, "steps": [{**step, "moves": step["moves"][:1], "rows": step["rows"][:1]}]}
-                entry = {"vectors": document["vectors"][:1], "scripts": [short]}
-                documents[step["moves"][0]["kind"], ""] = {**document, **entry}
-    return list(documents.values())
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +151,6 @@ def test_the_committed_vectors_are_of_the_schema(name: str) -> None:
     assert complaints(VECTORS, [document]) == []
     named = {note for entry in (*document["vectors"], *document["scripts"]) for note in entry["flags"]}
     assert named == document["notes"].keys()
-
-
-KINDS = {
-    "hint": VECTORS["$defs"]["hint"]["oneOf"],
-    "moves": VECTORS["$defs"]["step"]["properties"]["moves"]["items"]["oneOf"],
-}
 
 
 OPTIONAL = {  # what an object may lack, by schema; in those that are not here it has all
@@ -213,14 +188,19 @@ def test_an_object_has_no_other_names_what_may_be_missing_is_listed_and_each_val
         assert free <= ANYTHING.get(name, set()), rule
 
 
-def test_every_kind_of_hint_result_and_move_of_a_vector_set_was_seen(vectors: list[Any]) -> None:
-    shown = {name: {reference["$ref"].rpartition("/")[2] for reference in one_of} for name, one_of in KINDS.items()}
-    scripts = [document for document in vectors if document["scripts"]]
-    assert {document["scripts"][0]["steps"][0]["moves"][0]["kind"] for document in scripts} == shown["moves"]
-    hints = {document["vectors"][0]["schedule"][0]["kind"] for document in vectors if document not in scripts}
-    assert hints == shown["hint"]
-    results = VECTORS["$defs"]["position"]["properties"]["result"]["enum"]
-    assert {document["vectors"][0]["positions"][0]["result"] for document in vectors} == set(results)
+def test_every_kind_of_hint_result_and_move_of_a_vector_set_is_in_the_committed_one() -> None:
+    document, rules = committed_vectors("trained"), VECTORS["$defs"]
+    steps = [step for script in document["scripts"] for step in script["steps"]]
+    for seen, one_of in (
+        ({hint["kind"] for vector in document["vectors"] for hint in vector["schedule"]}, rules["hint"]["oneOf"]),
+        (
+            {move["kind"] for step in steps for move in step["moves"]},
+            rules["step"]["properties"]["moves"]["items"]["oneOf"],
+        ),
+    ):
+        assert seen == {reference["$ref"].rpartition("/")[2] for reference in one_of}
+    results = {position["result"] for vector in document["vectors"] for position in vector["positions"]}
+    assert results == set(rules["position"]["properties"]["result"]["enum"])
 
 
 def test_every_kind_of_line_and_of_move_was_seen(trace: list[Any]) -> None:
@@ -247,9 +227,7 @@ def test_the_schemas_have_the_names_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"dtype": ">f4"}, {"base64": "no base 64"}, {"shape": [-1]}, {"shape": None}],
-    ids=str,
+    "wrong", [{"dtype": ">f4"}, {"base64": "no base 64"}, {"shape": [-1]}, {"shape": None}], ids=str
 )
 def test_a_wrong_array_is_no_result(results: list[Any], wrong: dict[str, Any]) -> None:
     line = copy.deepcopy(results[-1])

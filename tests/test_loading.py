@@ -10,15 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import (
-    raw_config,
-    safetensors_bytes,
-    stored,
-    stored_weights,
-    tiny_config,
-    write_checkpoint,
-    write_tokenizer,
-)
+from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -41,11 +33,7 @@ TORTURE = sorted((FIXTURES / "torture").iterdir())
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> lfm2np.Model:
-    directory = tmp_path_factory.mktemp("model")
-    (directory / "config.json").write_text(json.dumps(raw_config()))
-    write_checkpoint(directory, tiny_config())
-    write_tokenizer(directory)
-    return lfm2np.load(directory)
+    return lfm2np.load(write_model(tmp_path_factory.mktemp("models") / "model"))
 
 
 def test_the_error_state_that_a_caller_set_changes_no_bit() -> None:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from html_pages import sphinx
 from run_pages import DOCS
-from sphinx_build import sphinx
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

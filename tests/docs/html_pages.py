@@ -1,16 +1,27 @@
-"""Built pages, as far as links go: what each offers to be linked to, what it links to, what it makes a browser load."""
+"""Builds pages; of built ones the links: what each offers to be linked to, what it links to, what it makes a browser
+load."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from run_pages import CHECKOUT, DOCS
+
 LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 NO_LOAD = {"index", "search", "next", "prev", "canonical", "author", "copyright"}  # rel of a link that is only told
 CSS_LOADS = re.compile(r"""@import\s*(?:url\()?["']?([^"')\s;]+)|url\(["']?([^"')]+)""")
+
+
+def sphinx(source: Path, to: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """As CONTRIBUTING.md says, with conf.py of docs/. A warning is an error."""
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", str(DOCS), *options]
+    return subprocess.run([*command, str(source), str(to)], cwd=CHECKOUT, capture_output=True, text=True, check=False)
 
 
 @dataclass

@@ -69,21 +69,6 @@ def test_other_text_and_reasons_are_found(fields, message):
     assert message in result.message
 
 
-def test_engines_without_stop_strings_are_not_asked_for_them():
-    class Lacking(adapters.Own):
-        lacks = frozenset({"stop-strings"})
-
-        def add(self, request):
-            assert not (request.params.stop or request.params.include_stop_str_in_output)
-            super().add(request)
-
-    def factory(model, sizes):
-        return Lacking(adapters.load_once(Path(model)), sizes)
-
-    result = run_property(by_id("text-is-what-the-tokens-say"), factory, "quick")
-    assert (result.status, result.message) == ("passed", "")
-
-
 def test_the_ending_of_an_answer():
     tokenizer = loaded(TRAINED).tokenizer
     ids = tokenizer.encode("count: 3 to 5 -> 3 4 5")
@@ -103,14 +88,11 @@ def test_the_ending_of_an_answer():
     assert ending_of(TRAINED, named, [*ids[:3], end]) == Ending(4, "stop", end)
     both = replace(eos, params=replace(eos.params, stop_token_ids=[end]))
     assert ending_of(TRAINED, both, [*ids[:3], end]) == Ending(4, "stop", None)
+    small = TinyModel(positions=6)  # no room for more
+    assert ending_of(small, Request("a", (3, 4), GREEDY), [5, 5, 5, 5]) == Ending(4, "length", None)
+    assert ending_of(small, Request("a", (3, 4, 3), GREEDY), [5, 5, 5]) == Ending(3, "length", None)
     patient = replace(eos, params=replace(eos.params, min_tokens=5))
     assert ending_of(TRAINED, patient, [*ids[:3], end]) is None
-
-
-def test_the_room_of_a_context_ends_an_answer():
-    model = TinyModel(positions=6)
-    assert ending_of(model, Request("a", (3, 4), GREEDY), [5, 5, 5, 5]) == Ending(4, "length", None)
-    assert ending_of(model, Request("a", (3, 4, 3), GREEDY), [5, 5, 5]) == Ending(3, "length", None)
 
 
 def test_what_was_shown_may_not_be_taken_back():

@@ -126,8 +126,22 @@ def test_unknown_engines_and_features_are_refused():
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-rsxX", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
+    command = [sys.executable, "-m", "pytest", "-rsxX", "-p", "no:cacheprovider"]
     return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_nobody_elses_options_are_touched(tmp_path: Path):
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n"
+        "    for name in ('--model', '--profile', '--engine', '--scheduler', '--max-num-batched-tokens'):\n"
+        "        parser.addoption(name, choices=['mine'])\n"
+    )
+    (tmp_path / "test_mine.py").write_text(
+        "def test_mine(request):\n    assert request.config.getoption('--profile') == 'mine'\n"
+    )
+    ended = run_pytest(tmp_path, "--profile", "mine", "--model", "mine")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.slow
@@ -143,9 +157,9 @@ def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Pat
         "        with inject('slot-index-wraps-modulo-2'):\n"
         "            return self.own.generate(requests)\n"
     )
-    broken = ["--engine", "mine:Engine"]
-    wanted = ["-k", "wide-batches or scores or noise-differs"]
-    first = run_pytest(tmp_path, *broken, *wanted)
+    ours = ["--pyargs", "lfm2np.suite", "-k"]
+    wanted = [*ours, "wide-batches or scores or noise-differs", "--engine", "mine:Engine"]
+    first = run_pytest(tmp_path, *wanted)
     assert first.returncode == 1
     assert "1 failed, 1 passed, 1 skipped" in first.stdout
     assert "check('wide-batches', 'mine:Engine'" in first.stdout
@@ -153,11 +167,11 @@ def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Pat
     assert "runs of an engine" in first.stdout
     xfails = tmp_path / "known.txt"
     xfails.write_text("# ours\nwide-batches  # issue 17\n\n")
-    second = run_pytest(tmp_path, *broken, *wanted, "--xfails", str(xfails))
+    second = run_pytest(tmp_path, *wanted, "--xfails", str(xfails))
     assert second.returncode == 0
     assert "1 passed, 1 skipped" in second.stdout
     assert "issue 17" in second.stdout
-    third = run_pytest(tmp_path, "-k", "noise-differs", "--xfails", str(xfails))
+    third = run_pytest(tmp_path, *ours, "noise-differs", "--xfails", str(xfails))
     assert third.returncode == 0
 
 
@@ -199,25 +213,18 @@ def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path
     assert "engine 'engine_here:factory': can't be imported: No module named 'engine_here'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fragment"),
-    [
-        (["--engine", "nothing:x"], "engine 'nothing:x': can't be imported"),
-        pytest.param(["--profile", "slow"], "invalid choice", marks=pytest.mark.slow),  # as any choice of argparse
-    ],
-)
-def test_the_plugin_names_wrong_arguments(
-    tmp_path: Path,
-    arguments: list[str],
-    fragment: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_the_plugin_names_an_engine_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", "-k", "one-bos"]
-    assert pytest.main([*command, *arguments]) != 0
-    captured = capsys.readouterr()
-    assert fragment in captured.out + captured.err
+    code, printed = in_this_process(capsys, "-k", "one-bos", "--engine", "nothing:x")
+    assert code != 0 and "engine 'nothing:x': can't be imported" in printed
 
 
 def test_a_missing_file_of_known_failures_and_an_unknown_name_in_it_are_named(tmp_path: Path):
@@ -228,13 +235,12 @@ def test_a_missing_file_of_known_failures_and_an_unknown_name_in_it_are_named(tm
         known_failures(str(tmp_path / "known.txt"), [prop.id for prop in ALL])
 
 
-def test_the_properties_can_be_listed(tmp_path: Path):
-    listed = run_pytest(tmp_path, "--properties")
-    assert listed.returncode == 0 and "every-schedule  (law 2; needs steps)" in listed.stdout
-    assert re.findall(r"^\S+(?=  \()", listed.stdout, re.MULTILINE) == [prop.id for prop in ALL]
-    listed = run_pytest(tmp_path, "--properties", "--scheduler", "own")
-    assert listed.returncode == 0
-    assert re.findall(r"^\S+", listed.stdout, re.MULTILINE) == [*DEMANDS, *POLICIES]
+def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
+    code, listed = in_this_process(capsys, "--properties")
+    assert code == 0 and "every-schedule  (law 2; needs steps)" in listed
+    assert re.findall(r"^\S+(?=  \()", listed, re.MULTILINE) == [prop.id for prop in ALL]
+    code, listed = in_this_process(capsys, "--properties", "--scheduler", "lfm2np.suite.schedulers.own:factory")
+    assert code == 0 and re.findall(r"^\S+", listed, re.MULTILINE) == [*DEMANDS, *POLICIES]
 
 
 def test_a_factory_that_a_function_made_is_not_printed_as_if_it_could_be_imported():

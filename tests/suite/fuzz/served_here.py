@@ -19,18 +19,19 @@ from lfm2np.engine.loading import Model
 from lfm2np.suite.fuzz.watched import WatchedServer
 
 SIZES = {"max_num_seqs": 4, "block_size": 4, "num_blocks": 120, "max_num_batched_tokens": 16}
-Trouble = Callable[[Any, dict[str, Any]], bool]
+Trouble = Callable[[Any], bool]
+
+
+@functools.cache
+def home() -> tempfile.TemporaryDirectory[str]:
+    """As long as the process lasts."""
+    return tempfile.TemporaryDirectory()
 
 
 @functools.cache
 def folder() -> Path:
     """A tiny random checkpoint with a tokenizer."""
-    kept = tempfile.TemporaryDirectory()
-    FOLDERS.append(kept)
-    return write_model(Path(kept.name) / "model")
-
-
-FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+    return write_model(Path(home().name) / "model")
 
 
 @functools.cache
@@ -52,7 +53,6 @@ class Here(served.Server):
         self.trouble: Trouble | None = None
         self.spoil: Callable[[dict[str, Any]], object] | None = None
         self.freed = threading.Event()
-        self.asked: list[dict[str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -72,14 +72,12 @@ def handler_of(engine: served.Served, here: Here) -> type[BaseHTTPRequestHandler
         server: Here
 
         def do_POST(self) -> None:
-            if here.trouble is not None and here.trouble(self, {}):
-                return
-            super().do_POST()
+            if here.trouble is None or not here.trouble(self):
+                super().do_POST()
 
         def do_GET(self) -> None:
-            if here.trouble is not None and self.path != "/health" and here.trouble(self, {}):
-                return
-            super().do_GET()
+            if here.trouble is None or self.path == "/health" or not here.trouble(self):
+                super().do_GET()
 
         def send_json(self, status: int, fields: dict[str, Any]) -> None:
             if here.spoil is not None and "choices" in fields:

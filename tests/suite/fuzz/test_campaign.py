@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +14,7 @@ from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import DEAD, FAILED, HANG, Answer, Trace, failed, greedy
 from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.suite.adapters import Own
-from lfm2np.suite.fuzz.campaign import (
-    BATCH,
-    FIRST_REPLAYS,
-    LAST_REPLAYS,
-    Campaign,
-    Failure,
-)
+from lfm2np.suite.fuzz.campaign import BATCH, FIRST_REPLAYS, LAST_REPLAYS, Campaign, Failure
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
 
@@ -49,9 +43,9 @@ class Scripted:
         """Nothing."""
 
 
-def campaign_on(says: Says, **fields: Any) -> tuple[Campaign, Scripted]:
+def campaign_on(says: Says, around: Around = AROUND, **fields: Any) -> tuple[Campaign, Scripted]:
     player = Scripted(says)
-    return Campaign(ByTruth(model(), "float32"), player, AROUND, **fields), player
+    return Campaign(ByTruth(model(), "float32"), player, around, **fields), player
 
 
 def long_prompt(trace: Trace) -> Answer | None:
@@ -69,6 +63,8 @@ def test_what_fails_is_found_shrunk_and_measured() -> None:
     assert len(player.played) == campaign.counts.traces + 2 * campaign.counts.replays  # each behind short ones
     last = [trace.requests[0].prompt_token_ids for trace in player.played[-2 * LAST_REPLAYS :]][1::2]
     assert len(set(last)) == LAST_REPLAYS and request.prompt_token_ids == last[-1]  # each of other tokens
+    again, same = campaign_on(long_prompt)
+    assert [found.trace for found in again.run(0, 100, None)] == [failure.trace] and same.played == player.played
 
 
 def test_a_right_engine_gets_as_many_traces_as_were_asked_for() -> None:
@@ -78,17 +74,14 @@ def test_a_right_engine_gets_as_many_traces_as_were_asked_for() -> None:
     assert list(campaign.run(3, None, 0.0)) == [] and len(player.played) == 60  # no time
 
 
-def test_it_ends_after_so_many_findings() -> None:
-    for most in (1, 3):
-        campaign, _ = campaign_on(long_prompt, shrink_seconds=0.0)
-        assert len(list(campaign.run(0, 10_000, None, most))) == most
-
-
-def test_without_time_to_shrink_what_was_drawn_is_handed_over() -> None:
+@pytest.mark.parametrize("most", [1, 3])
+def test_without_time_to_shrink_what_was_drawn_is_handed_over_up_to_so_many_findings(most: int) -> None:
     campaign, _ = campaign_on(long_prompt, shrink_seconds=0.0)
-    (failure,) = campaign.run(0, 100, None)
-    assert len(failure.trace.requests) == len(failure.drawn.requests)
-    assert failure.trace.num_tokens == failure.drawn.num_tokens and failure.rate == (10, 10)
+    failures = list(campaign.run(0, 10_000, None, most))
+    assert [failure.rate for failure in failures] == [(10, 10)] * most
+    for failure in failures:
+        assert len(failure.trace.requests) == len(failure.drawn.requests)
+        assert failure.trace.num_tokens == failure.drawn.num_tokens
 
 
 def test_what_fails_now_and_then_has_its_rate() -> None:
@@ -117,7 +110,6 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
 
     campaign, _ = campaign_on(says)
     campaign.history = [Trace((greedy("", A[:3], 2),) * 3)]
-    campaign.counts.findings = 0
     drawn = Trace((greedy("", A[:2], 1), greedy("", A[:2], 1)))
     failure = campaign.minimize(drawn, Played(((BAD,), (Answer(),))), Finding(FAILED, "it broke", 0))
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
@@ -135,11 +127,11 @@ class LeavesBehind:
         return BAD if is_bad else None
 
 
-@pytest.mark.parametrize(("number", "most"), [(number, most) for number in (1, 2) for most in (1, 3)])
-def test_what_fails_by_what_larger_traces_left_behind_is_none_of_a_small_one(number: int, most: int) -> None:
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_fails_by_what_larger_traces_left_behind_is_none_of_a_small_one(most: int) -> None:
     """Short requests before each replay hide what was left for one trace; what is left for longer shows in the end."""
     campaign, _ = campaign_on(LeavesBehind(most))
-    (failure,) = campaign.run(number, 1000, None)
+    (failure,) = campaign.run(1, 1000, None)
     if most > 1:
         assert failure.rate[0] > 5 and long_prompt(failure.trace)
     else:
@@ -222,20 +214,27 @@ def test_where_a_start_is_quick_each_replay_has_a_new_server() -> None:
 
 
 def test_what_fails_on_no_fresh_server_is_replayed_on_the_old_one() -> None:
-    started = [0]
-
-    def restart() -> None:
-        started[0] += 1
-
-    campaign, _ = campaign_on(
-        lambda trace: None if started[0] > 1 else long_prompt(trace), restart=restart, is_quick=True
-    )
+    started: list[None] = []
+    says: Says = lambda trace: None if len(started) > 1 else long_prompt(trace)  # noqa: E731
+    campaign, _ = campaign_on(says, restart=lambda: started.append(None), is_quick=True)
     failure = next(campaign.run(0, 1000, None))
     assert failure.rate == (0, FIRST_REPLAYS) and not failure.is_fresh
 
 
-@pytest.mark.parametrize("when", [1, 5, 30])
-def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> None:
+LONG = Trace((greedy("", A[:9], 1),))
+
+
+@pytest.mark.parametrize(
+    ("runs_of", "when"),
+    [
+        (lambda campaign: campaign.run(0, 1000, None, most=5), 1),
+        (lambda campaign: campaign.run(0, 1000, None, most=5), 30),
+        (lambda campaign: campaign.known([LONG], 3), 2),
+    ],
+)
+def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(
+    runs_of: Callable[[Campaign], Iterator[Failure]], when: int
+) -> None:
     campaign, player = campaign_on(long_prompt)
 
     def says(trace: Trace) -> Answer | None:
@@ -244,7 +243,7 @@ def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> N
         return long_prompt(trace)
 
     player.says = says
-    runs = campaign.run(0, 1000, None, most=5)
+    runs = runs_of(campaign)
     failure = next(runs)
     assert long_prompt(failure.trace) and failure.trace.num_tokens <= failure.drawn.num_tokens
     with pytest.raises(KeyboardInterrupt):
@@ -253,9 +252,7 @@ def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> N
 
 def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None:
     """A text server puts the BOS before each text: a prompt that lost it would be judged as another."""
-    first = Around(4, 16, 3, 60, A, (1,), True)
-    player = Scripted(long_prompt)
-    campaign = Campaign(ByTruth(model(), "float32"), player, first)
+    campaign, player = campaign_on(long_prompt, Around(4, 16, 3, 60, A, (1,), True))
     (failure,) = campaign.run(0, 1000, None)
     prompts = [request.prompt_token_ids for trace in player.played for request in trace.requests]
     (small,) = failure.trace.requests
@@ -276,54 +273,25 @@ def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> N
 
 def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
     campaign, _ = campaign_on(long_prompt)
-    good, bad = Trace((greedy("", A[:2], 1),)), Trace((greedy("", A[:9], 1),))
-    failures = list(campaign.known([bad, good, bad], 3))
-    assert [failure.drawn for failure in failures] == [bad, bad] and campaign.counts.traces == 5
+    failures = list(campaign.known([LONG, Trace((greedy("", A[:2], 1),)), LONG], 3))
+    assert [failure.drawn for failure in failures] == [LONG, LONG] and campaign.counts.traces == 5
 
 
 def test_earlier_failures_end_where_the_server_is_gone() -> None:
     campaign, _ = campaign_on(lambda trace: failed("gone", DEAD))
-    assert len(list(campaign.known([Trace((greedy("", A[:2], 1),))] * 4, 3))) == 1
-
-
-def test_an_interrupt_in_an_earlier_failure_takes_effect_when_it_is_handed_over() -> None:
-    campaign, player = campaign_on(long_prompt)
-
-    def says(trace: Trace) -> Answer | None:
-        if campaign.counts.replays >= 2:
-            raise KeyboardInterrupt
-        return long_prompt(trace)
-
-    player.says = says
-    runs = campaign.known([Trace((greedy("", A[:9], 1),))], 3)
-    assert isinstance(next(runs), Failure)
-    with pytest.raises(KeyboardInterrupt):
-        next(runs)
+    assert len(list(campaign.known([LONG] * 4, 3))) == 1
 
 
 # On our own engine
 
 
-def run_on_own(number: int, examples: int) -> tuple[Campaign, list[Failure]]:
+@pytest.mark.rounding
+def test_a_fault_of_two_requests_is_shrunk_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfm2np.suite.fuzz.campaign.LAST_REPLAYS", 3)
     player = PythonTarget(lambda *_: Own(model(), {"block_size": 4, "max_num_seqs": 3}), folder())
     around = Around(block=4, chunk=16, slots=1, longest=28, alphabet=A, sampling=True)
-    campaign = Campaign(ByTruth(model(), "float32"), player, around, restart=player.close, is_quick=True)
-    return campaign, list(campaign.run(number, examples, None))
-
-
-@pytest.mark.rounding
-def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_same() -> None:
     with inject("convolution-crosses-requests"):
-        campaign, (failure,) = run_on_own(2, 100)
-        again, (same,) = run_on_own(2, 100)
-    assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (10, 10)
+        campaign = Campaign(ByTruth(model(), "float32"), player, around, restart=player.close, is_quick=True)
+        (failure,) = campaign.run(2, 100, None)
+    assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (3, 3)
     assert [request == greedy("", request.prompt_token_ids, 1) for request in failure.trace.requests] == [True, True]
-    assert (same.trace, same.finding) == (failure.trace, failure.finding)
-    assert (same.drawn, same.traces) == (failure.drawn, failure.traces)
-    assert (campaign.counts.replays, campaign.counts.tokens) == (again.counts.replays, again.counts.tokens)
-
-
-@pytest.mark.rounding
-def test_our_own_engine_without_a_fault_gets_no_finding() -> None:
-    campaign, failures = run_on_own(2, 20)
-    assert failures == [] and campaign.counts.traces == 20

@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from faults import inject
 from served_here import folder, serving
 
 from lfm2np.commands.cli import main
+from lfm2np.oracle.engines.records import Answer
 from lfm2np.oracle.engines.target import TargetError
+from lfm2np.suite.adapters import Own, own
 from lfm2np.suite.fuzz import campaign, started
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.started import StartedServer
@@ -27,10 +29,8 @@ pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 OWN = "lfm2np.suite.adapters:own"
 SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
-KEYS = {"engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
-KEYS |= {"sizes", "assumed"}
-ROW = {"folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
-ROW |= {"same_tokens"}
+KEYS = {"engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds", "sizes", "assumed"}
+ROW = {"folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces", "same_tokens"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,20 +41,23 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "LAST_REPLAYS", 2)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def served_command(*arguments: str) -> list[str]:
-    return [sys.executable, str(FIXTURES / "served.py"), "--model", str(folder()), "--numerics", "exact", *arguments]
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Kept from others by a socket that does not listen, beside which a server that is started may bind it."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        number = kept.getsockname()[1]
+        if sys.platform != "linux":  # where nothing binds beside it
+            kept.close()
+        yield number
 
 
 @contextlib.contextmanager
 def served_process(*arguments: str) -> Iterator[str]:
+    command = [sys.executable, str(FIXTURES / "served.py"), "--model", str(folder()), "--numerics", "exact", *arguments]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(served_command(*arguments), stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -64,8 +67,11 @@ def served_process(*arguments: str) -> Iterator[str]:
         process.stdout.close()
 
 
-def run(*arguments: str, model: Path | None = None) -> int:
-    return main(["fuzz", *arguments, "--model", str(model or folder())])
+def run(*arguments: str) -> int:
+    return main(["fuzz", *arguments, "--model", str(folder())])
+
+
+TOO_FAR = '{"requests": [{"prompt_token_ids": [300], "max_tokens": 1}]}'
 
 
 @pytest.mark.parametrize(
@@ -88,6 +94,8 @@ def run(*arguments: str, model: Path | None = None) -> int:
         (["http://127.0.0.1:1", "--start", "'"], "--start"),
         (["http://127.0.0.1:1", "--start", "/no/such/program"], "--start /no/such/program: No such file or directory"),
         ([OWN, "--replay", "none.json"], "none.json"),
+        ([OWN, "--replay", "far.json"], "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300"),
+        (["failing_engine:make"], "TargetError: failing_engine:make: ValueError: no memory"),
         ([OWN, "--out", "/dev/null/x"], "--out /dev/null/x: /dev/null is no folder"),
     ],
 )
@@ -95,20 +103,16 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(started, "GRACE", 0.1)
+    Path("far.json").write_text(TOO_FAR)
+    Path("failing_engine.py").write_text("def make(model, sizes):\n    raise ValueError('no memory')\n")
     code = run("--examples", "1", *arguments)
     captured = capsys.readouterr()
     assert (code, captured.out) == (3, "")
     assert captured.err.startswith("lfm2np") and captured.err.count("\n") == 1 and told in captured.err
 
 
-def test_a_factory_that_fails_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "failing_engine.py").write_text("def make(model, sizes):\n    raise ValueError('no memory')\n")
-    assert run("failing_engine:make") == 3
-    assert capsys.readouterr().err == "lfm2np: TargetError: failing_engine:make: ValueError: no memory\n"
-
-
 def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
-    def text_only(handler: Any, _: Any) -> bool:
+    def text_only(handler: Any) -> bool:
         body = b"{}"
         if handler.command == "POST":
             fields = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
@@ -127,6 +131,7 @@ def test_a_right_engine_ends_with_0_and_leaves_nothing(capsys: pytest.CaptureFix
     assert run(OWN, *SMALL, "--examples", "5") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("verdict    no finding\n") and "played     5 traces and 0 replays" in printed
+    assert "max_num_batched_tokens 16, " in printed and "not tested" not in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,12 +159,8 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
         assert (finding["kind"], row["requests"], row["failed"], row["replays"]) == ("wrong", 1, 2, 2)
         assert row["folder"] == str(Path("found") / "wrong-1")
         directory = tmp_path / "found" / "wrong-1"
-        assert sorted(path.name for path in directory.iterdir()) == [
-            "issue.md",
-            "report.html",
-            "reproduce.py",
-            "trace.json",
-        ]
+        names = ["issue.md", "report.html", "reproduce.py", "trace.json"]
+        assert sorted(path.name for path in directory.iterdir()) == names
         assert script(directory / "reproduce.py", url) == 1
         again = ("--replay", str(directory / "trace.json"), "--out", "again")
         code, report = one_line(url, *SMALL, *again, capsys=capsys)
@@ -173,16 +174,6 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
     assert script(directory / "reproduce.py", url) == 2
     assert run(url, *again) == 3
     capsys.readouterr()
-
-
-def test_a_trace_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    trace = tmp_path / "found" / "wrong-1" / "trace.json"
-    trace.parent.mkdir(parents=True)
-    trace.write_text('{"requests": [{"prompt_token_ids": [300], "max_tokens": 1}]}')
-    assert run(OWN, *SMALL, "--replay", str(trace)) == 3
-    assert capsys.readouterr().err.endswith(
-        "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300\n"
-    )
 
 
 def test_an_interrupt_while_shrinking_keeps_what_was_found(
@@ -220,9 +211,8 @@ served.main()
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path, port: int) -> None:
     (tmp_path / "dying.py").write_text(DYING.format(fixtures=str(FIXTURES)))
-    port = free_port()
     start = f"{sys.executable} dying.py --model {folder()} --numerics exact --port {port}"
     url = f"http://127.0.0.1:{port}"
     code, report = one_line(url, *SMALL, "--shrink-minutes", "0", "--start", start, capsys=capsys)
@@ -231,8 +221,59 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
     assert "# The server is gone.\n" in text and "on an engine that had just been started" in text
-    with socket.socket() as sock:
-        assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
+    assert not is_up(port)  # it was ended
+
+
+# Sizes that nobody gave
+
+
+def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(OWN, "--examples", "2") == 0
+    verdict, *_, sizes, not_tested = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert "max_num_batched_tokens 64 (assumed)" in sizes
+    assert verdict == "verdict    no finding" and not_tested.startswith("not tested ")
+    assert "assumed: give --block-size, --max-num-batched-tokens" in not_tested
+
+
+class Reports(Own):
+    sizes: ClassVar = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 28}
+
+
+def test_sizes_that_an_engine_reports_are_not_assumed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lfm2np.suite.adapters.Own", Reports)
+    code, report = one_line(OWN, "--examples", "2", capsys=capsys)
+    assert (code, report["figures"]["assumed"], report["figures"]["sizes"]) == (0, [], Reports.sizes)
+
+
+class Silent:
+    """Reports no log-probabilities."""
+
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "logprobs"})
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        self.inner = own(model, sizes)
+
+    def generate(self, requests: Any) -> list[list[Answer]]:
+        return [[Answer(answer.token_ids, finish_reason="length")] for (answer,) in self.inner.generate(requests)]
+
+
+def test_without_log_probabilities_the_report_says_that_only_tokens_were_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("test_cli_fuzz:Silent", *SMALL, "--examples", "2", "--without", "text") == 0
+    assert "not tested tokens only: no log-probabilities were reported" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_stale_state_after_preemption_is_found_without_any_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """24 traces around blocks of 16 and chunks of 512 alone had not found it."""
+    assert main(["fuzz", "stale_engine:factory", "--examples", "24", "--shrink-minutes", "0", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    row = finding["evidence"]
+    assert (finding["kind"], row["failed"]) == ("wrong", 2)
+    assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--out", "right"]) == 0
 
 
 # The process of --start
@@ -258,9 +299,7 @@ def is_up(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_server_is_started_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(started, "LOOK", 0.02)
-    port = free_port()
+def test_a_server_is_started_ended_and_started_again(tmp_path: Path, port: int) -> None:
     server = stub(tmp_path, port)
     server.start()
     first = server._process

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Trace, greedy
 from lfm2np.oracle.engines.records_json import trace_as_json, trace_from_json
-from lfm2np.suite.fuzz.draw_traces import (
-    DRAWN,
-    FAR,
-    MOST_TOKENS_OF_A_TRACE,
-    SPECIAL,
-    Around,
-    drawn_trace,
-    unfit,
-)
+from lfm2np.suite.fuzz.draw_traces import DRAWN, FAR, MOST_TOKENS_OF_A_TRACE, SPECIAL, Around, drawn_trace, unfit
 
 ALPHABET = tuple(range(20, 60))
 VOCABULARY = 64
@@ -86,6 +78,16 @@ def test_requests_cross_256_and_512_where_the_context_holds_them(longest: int, w
     assert {border for border, count in seen.items() if count >= 3} == wanted
 
 
+def test_where_sizes_are_assumed_prompts_reach_common_borders_and_some_traces_are_crowds() -> None:
+    seen: Counter[str] = Counter()
+    for trace in drawn(Around(16, 64, 8, 1024, ALPHABET, assumed=("block_size",)), 60):
+        lengths = [len(sent.prompt_token_ids) for sent in trace.requests]
+        seen.update(str(size) for size in (64, 256, 512) if any(abs(length - size) <= 1 for length in lengths))
+        at_once = sum(sent.num_tokens for sent in trace.requests if sent.after is None)
+        seen["full"] += at_once > 1024 and max(lengths) <= 300
+    assert all(seen[size] >= 3 for size in ("64", "256", "512")) and seen["full"] >= 2, seen
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -117,28 +119,19 @@ def kinds(trace: Trace, around: Around) -> set[str]:
         features |= {"left midway"} if request.abort_after else set()
         features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
         features |= {"several"} if request.params.n > 1 else {"sampled"} if request.is_sampled else set()
-        features |= {"again"} if request.prompt_token_ids in prompts[:index] else set()
         prompt = request.prompt_token_ids
+        features |= {"again"} if prompt in prompts[:index] else set()
         features |= {"longer"} if prompt[:-1] in prompts[:index] else set()
         same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == prompt[:-1]]
         features |= {"another last token"} if any(other != prompt for other in same) else set()
-        features |= (
-            {"waits for tokens"}
-            if request.after_tokens
-            else {"waits for an end"}
-            if request.after is not None
-            else set()
-        )
-        features |= (
-            {"long after short"}
-            if request.after is not None and len(request.prompt_token_ids) > 3 * len(prompts[request.after])
-            else set()
-        )
-        off = len(request.prompt_token_ids) % around.block
+        if request.after is not None:
+            features |= {"waits for tokens"} if request.after_tokens else {"waits for an end"}
+            features |= {"long after short"} if len(prompt) > 3 * len(prompts[request.after]) else set()
+        off = len(prompt) % around.block
         features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
-        features |= {"over a chunk"} if len(request.prompt_token_ids) > around.chunk else set()
-        features |= {"tiny"} if len(request.prompt_token_ids) <= 3 else set()
-        features |= {"with BOS"} if request.prompt_token_ids[:1] == around.first else {"without BOS"}
+        features |= {"over a chunk"} if len(prompt) > around.chunk else set()
+        features |= {"tiny"} if len(prompt) <= 3 else set()
+        features |= {"with BOS"} if prompt[:1] == around.first else {"without BOS"}
     at_once = sum(request.after is None for request in trace.requests)
     return features | ({"more than slots"} if at_once > around.slots else set())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +12,7 @@ from served_here import model
 
 import lfm2np
 from lfm2np.oracle.agreement import text_fault
-from lfm2np.oracle.engines.records import (
-    BROKEN,
-    DEAD,
-    IMPOSSIBLE,
-    NO_ANSWER,
-    Answer,
-    Trace,
-    failed,
-    greedy,
-)
+from lfm2np.oracle.engines.records import BROKEN, DEAD, IMPOSSIBLE, NO_ANSWER, Answer, Trace, failed, greedy
 from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
 from lfm2np.suite.fuzz.judge import STOP, TEXT, WRONG, ByTruth
@@ -44,42 +36,34 @@ def right(prompt: tuple[int, ...], count: int = 6) -> Right:
     return [(each.token_id, each.logprob, dict(each.top)) for each in output.logprobs]
 
 
-def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str = "length") -> Answer:
-    return Answer(tuple(tokens), None if logprobs is None else tuple(logprobs), finish_reason=reason)
+def answer(tokens: Sequence[int], logprobs: Sequence[float] | None = None, **fields: Any) -> Answer:
+    fields = {"finish_reason": "length", **fields}
+    return Answer(tuple(tokens), None if logprobs is None else tuple(logprobs), **fields)
 
 
-def found(said: Answer, format_name: str = "float32", left: bool = False, **fields: Any) -> Any:
+def found(said: Answer, format_name: str = "float32", left: bool = False, texts: bool = True, **fields: Any) -> Any:
     sent = greedy("", PROMPT, **{"max_tokens": 6, **fields})
-    return ByTruth(model(), format_name).finding(Trace((sent,)), Played(((replace(said, is_aborted=left),),)))
-
-
-def test_the_right_answer_is_not_found() -> None:
-    tokens, logprobs, _ = zip(*right(PROMPT), strict=True)
-    assert found(answer(list(tokens), list(logprobs))) is None
-    assert found(answer(list(tokens))) is None
+    played = Played(((replace(said, is_aborted=left),),))
+    return ByTruth(model(), format_name, texts=texts).finding(Trace((sent,)), played)
 
 
 @pytest.mark.parametrize("place", [0, 5])
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
 def test_a_flipped_token_is_found_where_it_stands(place: int, format_name: str) -> None:
-    tokens = [token for token, _, _ in right(PROMPT)]
-    best = max(right(PROMPT)[place][1], -1e9)
-    far = next(token for token in A if token not in right(PROMPT)[place][2])
-    tokens[place] = far
-    finding = found(answer(tokens[: place + 1], reason="stop"), format_name, max_tokens=place + 1)
-    assert finding is not None and (finding.kind, finding.request) == (WRONG, 0) and best <= 0
-    assert finding.position.row == len(PROMPT) - 1 + place
-    assert finding.what.startswith(
-        f"request 0, output token {place}: {far}, but the oracle's is {finding.position.best}"
-    )
-    assert finding.seen.token_ids == tuple(tokens[: place + 1])
+    tokens = [token for token, _, _ in right(PROMPT)][: place + 1]
+    tokens[place] = next(token for token in A if token not in right(PROMPT)[place][2])
+    finding = found(answer(tokens, finish_reason="stop"), format_name, max_tokens=place + 1)
+    assert finding is not None and (finding.kind, finding.request) == (WRONG, 0)
+    assert finding.position.row == len(PROMPT) - 1 + place and finding.seen.token_ids == tuple(tokens)
+    words = f"request 0, output token {place}: {tokens[place]}, but the oracle's is {finding.position.best}"
+    assert finding.what.startswith(words)
 
 
-@pytest.mark.parametrize(("format_name", "off"), [("float32", 0.01), ("bfloat16", 3.0)])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_log_probability_that_is_off_is_found(format_name: str, off: float, sign: int) -> None:
+@pytest.mark.parametrize(("format_name", "off"), [("float32", 0.01), ("bfloat16", -3.0)])
+def test_a_log_probability_that_is_off_is_found(format_name: str, off: float) -> None:
     tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
-    logprobs[2] = min(0.0, logprobs[2] + sign * off) if logprobs[2] < -off else logprobs[2] - off
+    assert logprobs[2] + off < 0
+    logprobs[2] += off
     finding = found(answer(tokens, logprobs), format_name)
     assert finding is not None and finding.kind == WRONG
     assert f"output token 2: token {tokens[2]} with a log-probability that is off by" in finding.what
@@ -141,73 +125,63 @@ def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     assert ByTruth(model(), "float32").finding(trace, played) is None
 
 
-def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is_not() -> None:
-    tokens = [token for token, _, _ in right(PROMPT)][:3]
-    assert EOS not in tokens and model().config.eos_token_ids == (EOS,)
-    finding = found(answer(tokens, reason="stop"))
-    assert (finding.kind, finding.what) == (
-        IMPOSSIBLE,
-        "request 0: 3 tokens with finish_reason 'stop', expected 6",
-    )
-    assert found(answer(tokens, reason="stop"), left=True) is None
-    ended = found(answer([EOS], reason="stop"), temperature=1.0)
-    assert ended is None
-    assert found(answer([], reason="stop")).kind == IMPOSSIBLE
+TEXTS = [model().tokenizer.decode(A[:count]) for count in range(4)]  # of the first tokens of A
+LATER = {"stop": model().tokenizer.decode([A[2]])}
+SHORT = {"max_tokens": 3}
+THREE = answer(A[:3])
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sentence"),
+    ("said", "fields", "kind", "words"),
     [
-        ([A[0], A[1], A[2], A[3]], "stop {stop!r} stands in the text of its first 3 tokens, yet it goes on"),
-        ([A[2], A[2]], "stop {stop!r} stands in the text of its first 1 tokens, yet it goes on"),
-        ([A[0], A[1]], "ends after 2 of 6 tokens, and stop {stop!r} is not in its text"),
-        ([A[0], A[2]], None),
-        ([A[0], A[1], EOS], None),
+        (answer([EOS], finish_reason="stop"), {}, "", ""),
+        (answer(A[:3], finish_reason="stop"), {}, IMPOSSIBLE, "3 tokens with finish_reason 'stop', expected 6"),
+        (answer(A[:3], finish_reason="stop"), {"left": True}, "", ""),
+        (answer([], finish_reason="stop"), {}, IMPOSSIBLE, ""),
+        (answer([300] * 6), {}, IMPOSSIBLE, "token id 300: expected 0 to 299"),
+        (answer([A[0]] * 7), {}, IMPOSSIBLE, "7 tokens, 6 were asked for"),
+        (answer([A[0]] * 2), {}, IMPOSSIBLE, "finish_reason 'length' after 2 of 6 tokens"),
+        (failed("it said no", IMPOSSIBLE), {}, IMPOSSIBLE, "it said no"),
+        (failed("it said nothing", NO_ANSWER), {}, IMPOSSIBLE, "it said nothing"),
+        (answer(A[:4], finish_reason="stop"), LATER, STOP, "stands in the text of its first 3 tokens, yet it goes on"),
+        (
+            answer([A[2], A[2]], finish_reason="stop"),
+            LATER,
+            STOP,
+            "stands in the text of its first 1 tokens, yet it goes on",
+        ),
+        (answer(A[:2], finish_reason="stop"), LATER, STOP, "ends after 2 of 6 tokens, and stop"),
+        (answer([A[0], A[2]], finish_reason="stop"), LATER, "", ""),
+        (answer([*A[:2], EOS], finish_reason="stop"), LATER, "", ""),
+        (answer([A[0]] * 6), {"stop": TEXTS[3]}, "", ""),  # it never came
+        (replace(THREE, text=TEXTS[3]), SHORT, "", ""),
+        (THREE, SHORT, "", ""),
+        (replace(THREE, finish_reason=None), SHORT, "", ""),
+        (replace(THREE, text=TEXTS[3], finish_reason="eos_token"), SHORT, "", ""),  # a word that nobody defined
+        (answer(A[:2], text=TEXTS[1], finish_reason="stop"), {**SHORT, "stop": TEXTS[2][len(TEXTS[1]) :]}, "", ""),
+        (replace(THREE, text=TEXTS[2]), {**SHORT, "stop": TEXTS[3][len(TEXTS[2]) :]}, "", ""),  # both are true
+        (replace(THREE, text="anything"), {**SHORT, "left": True}, "", ""),
+        (replace(THREE, text="anything"), {**SHORT, "texts": False}, "", ""),
+        (replace(THREE, text=""), SHORT, TEXT, "text '', expected "),
+        (replace(THREE, text=f" {TEXTS[3]}"), SHORT, TEXT, "that of its tokens"),
+        (replace(THREE, text=TEXTS[2]), SHORT, TEXT, "that of its tokens"),
+        (replace(THREE, text=TEXTS[3], finish_reason="stop"), SHORT, TEXT, "'stop' after 3 tokens, expected 'length'"),
+        (answer(A[:2], text=TEXTS[2], finish_reason="stop"), {**SHORT, "stop": TEXTS[2][-1]}, TEXT, "tokens before"),
     ],
 )
-def test_where_a_stop_text_ends_an_answer(tokens: list[int], sentence: str | None) -> None:
-    stop = model().tokenizer.decode([A[2]])
-    finding = found(answer(tokens, reason="stop"), stop=stop, temperature=1.0)
-    if sentence is None:
-        assert finding is None
-    else:
-        assert (finding.kind, finding.what) == (STOP, "request 0: " + sentence.format(stop=stop))
-    assert found(answer(tokens, reason="stop"), stop=stop, temperature=1.0, left=True) is None
-
-
-TEXTS_OF_THREE = [model().tokenizer.decode(A[:count]) for count in range(4)]
-
-
-def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fields: Any) -> Any:
-    """What is found of the first `count` tokens of A with such a text."""
-    said = replace(answer(list(A[:count]), reason=reason or ""), text=text, finish_reason=reason)
-    return found(said, **{"temperature": 1.0, "max_tokens": 3, **fields})
-
-
-@pytest.mark.parametrize(
-    "finding",
-    [
-        lambda: drawn(TEXTS_OF_THREE[3]),
-        lambda: drawn(None),
-        lambda: drawn(None, None),
-        lambda: drawn(TEXTS_OF_THREE[3], "eos_token"),  # a word that nobody defined
-        lambda: drawn(TEXTS_OF_THREE[1], "stop", 2, stop=TEXTS_OF_THREE[2][len(TEXTS_OF_THREE[1]) :]),
-        lambda: drawn(TEXTS_OF_THREE[2], "length", stop=TEXTS_OF_THREE[3][len(TEXTS_OF_THREE[2]) :]),  # both are true
-        lambda: drawn("anything", left=True),
-        lambda: found(answer([A[0]] * 6), stop=TEXTS_OF_THREE[3], temperature=1.0),  # it never came
-    ],
-)
-def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
-    assert finding() is None
+def test_the_form_the_end_and_the_text_of_an_answer(
+    said: Answer, fields: dict[str, Any], kind: str, words: str
+) -> None:
+    finding = found(said, temperature=1.0, **fields)
+    assert finding is None if not kind else (finding.kind, words in finding.what) == (kind, True), finding
+    if kind == STOP:
+        assert found(said, temperature=1.0, left=True, **fields) is None
 
 
 def test_a_leading_blank_that_is_lost_is_named_as_such() -> None:
-    tokenizer = model().tokenizer
-    ids = tuple(tokenizer.encode_more(" 5 5"))
-    whole, trimmed = (Answer(token_ids=ids, text=text) for text in (" 5 5", "5 5"))
-    asked = greedy("a", (1,), len(ids))
-    assert text_fault(tokenizer, (EOS,), asked, whole) is None
-    assert text_fault(tokenizer, (EOS,), asked, trimmed) == "its text lacks the blank that its tokens begin with"
+    ids = tuple(model().tokenizer.encode_more(" 5 5"))
+    fault = text_fault(model().tokenizer, (EOS,), greedy("a", (1,), len(ids)), Answer(ids, text="5 5"))
+    assert fault == "its text lacks the blank that its tokens begin with"
 
 
 @pytest.mark.parametrize(("prompt", "is_right"), [((74, 245), True), ((245, 74), False)])
@@ -224,36 +198,6 @@ def test_behind_a_prompt_that_ends_within_a_character_a_text_may_begin_with_the_
     assert text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids)), replace(answer, text=" 5")) is not None
     half = Answer(token_ids=(*ids, 245), text=f"{tokenizer.decode(prompt)} 5 5")  # ends within one, too
     assert (text_fault(tokenizer, (EOS,), greedy("a", prompt, len(ids) + 1), half) is None) is is_right
-
-
-@pytest.mark.parametrize(
-    ("finding", "sentence"),
-    [
-        (lambda: drawn(""), "text '', expected "),
-        (lambda: drawn(f" {TEXTS_OF_THREE[3]}"), "that of its tokens"),
-        (lambda: drawn(TEXTS_OF_THREE[2]), "that of its tokens"),
-        (lambda: drawn(TEXTS_OF_THREE[3], "stop"), "finish_reason 'stop' after 3 tokens, expected 'length'"),
-        (lambda: drawn(TEXTS_OF_THREE[2], "stop", 2, stop=TEXTS_OF_THREE[2][-1]), "its tokens before stop"),
-    ],
-)
-def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, sentence: str) -> None:
-    shown = finding()
-    assert (shown.kind, sentence in shown.what) == (TEXT, True), shown
-
-
-@pytest.mark.parametrize(
-    ("said", "sentence"),
-    [
-        (answer([300] * 6), "token id 300: expected 0 to 299"),
-        (answer([A[0]] * 7), "7 tokens, 6 were asked for"),
-        (answer([A[0]] * 2), "finish_reason 'length' after 2 of 6 tokens"),
-        (failed("it said no", IMPOSSIBLE), "it said no"),
-        (failed("it said nothing", NO_ANSWER), "it said nothing"),
-    ],
-)
-def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> None:
-    finding = found(said)
-    assert (finding.kind, sentence in finding.what) == (IMPOSSIBLE, True)
 
 
 def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
@@ -279,10 +223,3 @@ def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
     assert [(token.token_id, token.decided) for token in drawn_tokens] == [(A[5], False), (A[6], False)]
     for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
         assert ByTruth(model(), "float32").right(sent, seen) == []
-
-
-def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
-    sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
-    played = Played(((said,),))
-    assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
-    assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None

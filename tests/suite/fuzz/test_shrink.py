@@ -87,7 +87,7 @@ def test_it_stops_when_there_is_no_time_left() -> None:
     assert shrunk(BIG, lambda trace: pytest.fail("tried"), lambda: False) == BIG
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(any_traces(), st.integers(0, 2**16))
 def test_it_ends_and_tries_only_traces_that_differ_from_the_best(trace: Trace, bits: int) -> None:
     """Whatever the predicate says; a trace that is none can't be made: its constructor raises."""

@@ -5,7 +5,7 @@ Tokens are by arithmetic on the two before. Of log-probabilities it reports only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from lfm2np.oracle.engines.records import Answer, Request
@@ -35,21 +35,8 @@ class Engine:
         return Answer(tuple(tokens(prompt, count, is_wrong)), finish_reason="length", logprobs=logprobs)
 
 
-def right(model: str, sizes: dict[str, Any]) -> Engine:
-    return Engine(LIKELY, is_right=True)
+def factory(logprob: float | None, is_right: bool = False) -> Callable[[str, dict[str, Any]], Engine]:
+    return lambda model, sizes: Engine(logprob, is_right)
 
 
-def likely(model: str, sizes: dict[str, Any]) -> Engine:
-    return Engine(LIKELY)
-
-
-def certain(model: str, sizes: dict[str, Any]) -> Engine:
-    return Engine(CERTAIN)
-
-
-def undecided(model: str, sizes: dict[str, Any]) -> Engine:
-    return Engine(OPEN)
-
-
-def silent(model: str, sizes: dict[str, Any]) -> Engine:
-    return Engine(None)
+right, likely, certain, undecided, silent = map(factory, (LIKELY, LIKELY, CERTAIN, OPEN, None), (True, *[False] * 4))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.errors import InconclusiveError
-from lfm2np.oracle.engines.records import BROKEN, DEAD, IMPOSSIBLE, REFUSED, Answer, Trace, failed
-from lfm2np.oracle.engines.target import Played, TargetError, Trouble
+from lfm2np.oracle.engines.records import BROKEN, DEAD, IMPOSSIBLE, REFUSED, Answer, Request, Trace, failed
+from lfm2np.oracle.engines.target import Answers, Played, TargetError, Trouble
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking
@@ -56,7 +58,7 @@ def seldom(now: Circumstances) -> bool:
     return now.sent.prompt_token_ids[-1] % 2 == 0
 
 
-BUGS: dict[str, tuple[Bug, set[str]]] = {
+BUGS: dict[str, tuple[Bug, set[str]]] = {  # and the relations that it breaks
     "place": (lambda now, position: now.place == 1 and now.beside > 0, {"batch", "neighbours", "warm-batch"}),
     "decode": (lambda now, position: position > 0, {"decode", "score", "prefixes", "samples", "warm-batch"}),
     "scores": (lambda now, position: position < 0, {"score", "samples"}),
@@ -73,32 +75,31 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     ),
     "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
     "many": (lambda now, position: now.number > 300, {"later"}),
+    "counts": (lambda now, position: now.number % 4 == 3, {"repeat", "order", "twins"}),
+    "other sizes": (lambda now, position: True, {"sizes"}),
 }
+OTHER_BUGS: dict[str, tuple[dict[str, Any], set[str]]] = {  # by fields of Pretend
+    "seeds without effect": ({"takes_seeds": False}, {"seeds"}),
+    "a stop string left in the text": ({"late_stop": 1}, {"stop"}),
+    "not the likeliest token": ({"second_at": 2}, {"greedy"}),
+}
+EVERY_BUG = {**{name: ({"bug": bug}, broken) for name, (bug, broken) in BUGS.items()}, **OTHER_BUGS}
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", EVERY_BUG)
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
 def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
-    bug, expected = BUGS[name]
-    chosen = [each for each in RELATIONS if name == "many" or each.name in expected]
-    checked = asking(Pretend(noise, bug, 0.1)).run(chosen)
-    assert expected - {"samples", "seeds"} <= broken(checked), outcomes(checked)
+    fields, expected = EVERY_BUG[name]
+    wrong = Pretend(noise, size=0.1, **fields)
+    chosen = [each for each in RELATIONS if name == "many" or each.name in {*expected, "repeat"}]
+    checked = (asking(Pretend(noise), sizes=wrong) if name == "other sizes" else asking(wrong)).run(chosen)
+    assert broken(checked) == expected, outcomes(checked)
     held = checked.broken[0]
     assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
 
 
-@pytest.mark.slow
 def test_every_relation_is_broken_by_some_bug() -> None:
-    """`order` and `repeat` by one that counts; `sizes` by another instance; `seeds` by one without."""
-    broken_names: set[str] = set()
-    for bug, _ in BUGS.values():
-        broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6), sizes=Pretend(1e-6, lambda now, position: True, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
-    broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
-    broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
-    assert broken_names == set(NAMES)
+    assert set().union(*(expected for _, expected in EVERY_BUG.values())) == set(NAMES)
 
 
 def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
@@ -111,16 +112,6 @@ def test_what_is_seen_once_is_said_but_does_not_break() -> None:
     assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
 
 
-@pytest.mark.parametrize(
-    ("engine", "relation"), [({"late_stop": 1}, "stop"), ({"second_at": 0}, "greedy")], ids=lambda case: str(case)
-)
-def test_a_stop_string_left_in_the_text_and_a_token_that_is_not_the_likeliest_break_only_that(
-    engine: dict[str, int], relation: str
-) -> None:
-    chosen = [each for each in RELATIONS if each.name in ("stop", "greedy", "batch")]
-    assert broken(asking(Pretend(1e-6, **engine)).run(chosen)) == {relation}  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("at_end", [True, False])
 def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character(at_end: bool) -> None:
     assert [piece_of(text, at_end) for text in ("", "  ", "\ufffd\ufffd")] == [None] * 3
@@ -130,8 +121,9 @@ def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character(at_end:
 
 def test_equal_bits_can_be_demanded() -> None:
     tiny = Pretend(0.0, lambda now, position: now.cached > 0, 1e-7)
-    assert broken(asking(tiny).run()) == set()
-    assert {"warm", "prefixes"} <= broken(asking(tiny, is_bitwise=True).run())
+    chosen = [each for each in RELATIONS if each.name in ("warm", "prefixes")]
+    assert broken(asking(tiny).run(chosen)) == set()
+    assert broken(asking(tiny, is_bitwise=True).run(chosen)) == {"warm", "prefixes"}
 
 
 def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
@@ -223,27 +215,22 @@ def test_another_format_is_named_only_if_all_that_changes_the_order_of_sums_move
     assert bool(checked.broken) == (declared == "float32")
 
 
-class Undefined(Pretend):
-    """Its log-probabilities are no numbers, of long prompts or of all: PythonTarget and HTTP clients refuse them so."""
+@dataclass
+class Changed(Pretend):
+    """What it answers to a request is changed."""
 
-    longest = 0
+    change: Callable[[Request, Answers], Answers] = lambda sent, answers: answers
 
     def play(self, trace: Trace) -> Played:
-        played = super().play(trace)
-        wrong = (failed("logprobs[0] nan: expected a finite number", IMPOSSIBLE),)
-        return replace(
-            played,
-            answers=tuple(
-                wrong if len(request.prompt_token_ids) > self.longest else answers
-                for request, answers in zip(trace.requests, played.answers, strict=True)
-            ),
-        )
+        return Played(tuple(map(self.change, trace.requests, super().play(trace).answers)))
+
+
+UNDEFINED = (failed("logprobs[0] nan: expected a finite number", IMPOSSIBLE),)  # as players refuse it
 
 
 @pytest.mark.parametrize("longest", [0, 8])
 def test_an_impossible_answer_alone_is_wrong_and_not_unanswered(longest: int) -> None:
-    engine = Undefined(1e-6)
-    engine.longest = longest
+    engine = Changed(1e-6, change=lambda sent, answers: UNDEFINED if len(sent.prompt_token_ids) > longest else answers)
     checked = asking(engine).run()
     report = report_of(checked)
     assert report.verdict == "BROKEN" and report.findings[0].where == "alone" and not checked.unanswered
@@ -251,16 +238,12 @@ def test_an_impossible_answer_alone_is_wrong_and_not_unanswered(longest: int) ->
     assert len(checked.held) == (1 if longest == 0 else 1 + len(RELATIONS))
 
 
-class UndefinedIfSampled(Undefined):
-    longest = 8
-
-    def play(self, trace: Trace) -> Played:
-        pairs = zip(trace.requests, Pretend.play(self, trace).answers, super().play(trace).answers, strict=True)
-        return Played(tuple(wrong if request.is_sampled else right for request, right, wrong in pairs))
-
-
 def test_an_impossible_answer_to_a_sampled_question_alone_breaks_its_relations() -> None:
-    checked = asking(UndefinedIfSampled(1e-6)).run()
+    engine = Changed(
+        1e-6,
+        change=lambda sent, answers: UNDEFINED if sent.is_sampled and len(sent.prompt_token_ids) > 8 else answers,
+    )
+    checked = asking(engine).run()
     assert report_of(checked).verdict == "BROKEN" and not checked.unanswered
     assert {each.relation.samples > 0 for each in checked.broken} == {True}
     assert "logprobs[0] nan: expected a finite number" in report_of(checked).findings[0].words
@@ -274,7 +257,7 @@ class Poisoned(Pretend):
     def play(self, trace: Trace) -> Played:
         if self.is_broken:
             return Played(((failed("HTTP 500"),),) * len(trace.requests))
-        self.is_broken = len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
+        self.is_broken = is_batch(trace)
         return super().play(trace)
 
 
@@ -284,24 +267,36 @@ def test_an_engine_that_answers_no_more_breaks_the_relation_in_which_that_shows(
     assert "HTTP 500; since then no question was answered" in checked.broken[0].broken.what
 
 
-def gone(trace: Trace) -> Played:
-    broken = (failed("the connection broke", BROKEN),)
-    return Played((broken,) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+@dataclass
+class Dies(Pretend):
+    when: Callable[[Trace], bool] = lambda trace: True
 
-
-class DiesInABatch(Pretend):
     def play(self, trace: Trace) -> Played:
-        if len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests):
-            return gone(trace)
-        return super().play(trace)
+        if not self.when(trace):
+            return super().play(trace)
+        broken = (failed("the connection broke", BROKEN),)
+        return Played((broken,) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+
+
+def is_batch(trace: Trace) -> bool:
+    return len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
 
 
 def test_an_engine_that_dies_while_the_spread_is_measured() -> None:
-    checked = asking(DiesInABatch()).run()
+    checked = asking(Dies(when=is_batch)).run()
     (held,) = checked.broken
     assert held.relation.name == "batch" and held.broken is not None and held.broken.trace is not None
-    others = {each.why for each in checked.held if each is not held}
-    assert others == {"the engine is gone"}
+    assert {each.why for each in checked.held if each is not held} == {"the engine is gone"}
+
+
+def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() -> None:
+    checked = asking(Dies(when=lambda trace: any(sent.streamed for sent in trace.requests))).run()
+    (held,) = checked.broken
+    assert held.relation.name == "stream" and held.broken is not None and held.broken.what == "no connection any more"
+    after = [each for each in checked.held if each.why == "the engine is gone"]
+    assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
+    assert outcomes(checked)["repeat"] is Outcome.EQUAL
+    assert "stream: no connection any more" in as_text(report_of(checked))
 
 
 def test_relations_after_the_time_are_not_begun() -> None:
@@ -312,85 +307,42 @@ def test_relations_after_the_time_are_not_begun() -> None:
     }
 
 
-class Silent(Pretend):
-    def play(self, trace: Trace) -> Played:
-        return Played(((failed("HTTP 400: no", REFUSED),),) * len(trace.requests))
-
-
-class Choosy(Pretend):
-    def play(self, trace: Trace) -> Played:
-        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
-        refused = (failed("HTTP 500"),)
-        return Played(tuple(refused if len(sent.prompt_token_ids) == 1 else answers for sent, answers in pairs))
-
-
 def test_a_question_that_is_not_answered_alone_is_said() -> None:
-    checked = asking(Choosy()).run()
+    refused = (failed("HTTP 500"),)
+    engine = Changed(change=lambda sent, answers: refused if len(sent.prompt_token_ids) == 1 else answers)
+    checked = asking(engine).run()
     assert set(checked.unanswered) == {"a prompt of 1 token alone: HTTP 500"}
-    assert {held.relation.name for held in checked.broken} == set()
+    assert broken(checked) == set()
     report = report_of(checked)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
     assert report.findings[0].words == "not answered: a prompt of 1 token alone: HTTP 500"
     assert report.figures["unanswered"] == ["a prompt of 1 token alone: HTTP 500"]
 
 
-class Narrow(Pretend):
-    def play(self, trace: Trace) -> Played:
-        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
-        answers = (
-            answers if sent.num_tokens <= 40 else (failed(f"prompt {list(sent.prompt_token_ids)} is too long"),)
-            for sent, answers in pairs
-        )
-        return Played(tuple(answers))
-
-
 def test_a_question_that_is_too_long_is_said_in_one_short_line_with_the_option() -> None:
     """Pinned: 1,045 characters of ids."""
-    line = max(asking(Narrow()).run().unanswered, key=len)
+
+    def narrow(sent: Request, answers: Answers) -> Answers:
+        refused = (failed(f"prompt {list(sent.prompt_token_ids)} is too long"),)
+        return answers if sent.num_tokens <= 40 else refused
+
+    line = max(asking(Changed(change=narrow)).run().unanswered, key=len)
     assert "tokens alone (see --max-model-len): prompt [" in line and line.endswith(" numbers] is too long")
     assert len(line) < 200, line
 
 
-class Mortal(Pretend):
-    def play(self, trace: Trace) -> Played:
-        if any(sent.streamed for sent in trace.requests):
-            return gone(trace)
-        return super().play(trace)
-
-
-def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() -> None:
-    checked = asking(Mortal()).run()
-    (held,) = checked.broken
-    assert held.relation.name == "stream" and held.broken is not None and held.broken.what == "no connection any more"
-    after = [each for each in checked.held if each.why == "the engine is gone"]
-    assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
-    assert outcomes(checked)["repeat"] is Outcome.EQUAL
-    assert "stream: no connection any more" in as_text(report_of(checked))
-
-
-class Gone(Pretend):
-    def play(self, trace: Trace) -> Played:
-        return gone(trace)
-
-
 def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_an_error() -> None:
     with pytest.raises(InconclusiveError, match="HTTP 400: no"):
-        asking(Silent()).run()
+        asking(Changed(change=lambda sent, answers: (failed("HTTP 400: no", REFUSED),))).run()
     with pytest.raises(TargetError, match="no connection any more"):
-        asking(Gone()).run()
-
-
-class Short(Pretend):
-    """As an engine in Python does: a request that is too long ends when it is added."""
-
-    def play(self, trace: Trace) -> Played:
-        refused = (replace(failed("RequestError: too long"), sent=3.0, ended=3.0),)
-        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
-        return Played(tuple(refused if len(sent.prompt_token_ids) > 45 else answers for sent, answers in pairs))
+        asking(Dies()).run()
 
 
 def test_a_refused_request_beside_the_questions_breaks_nothing() -> None:
-    checked = asking(Short(1e-6)).run()
+    """As an engine in Python does: a request that is too long ends when it is added."""
+    refused = (replace(failed("RequestError: too long"), sent=3.0, ended=3.0),)
+    short = Changed(1e-6, change=lambda sent, answers: refused if len(sent.prompt_token_ids) > 45 else answers)
+    checked = asking(short).run()
     named = {held.relation.name: held.why for held in checked.held if "too long" in held.why}
     assert broken(checked) == set()
     assert "--max-model-len" in named["evicted"] and outcomes(checked)["evicted"] is Outcome.UNKNOWN

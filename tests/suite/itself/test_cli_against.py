@@ -195,31 +195,33 @@ def test_each_option_is_used_or_refused_with_against(capsys: pytest.CaptureFixtu
 # --- pytest --pyargs lfm2np.suite --server
 
 
-def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
-    words = ("--server", url, *words)
-    return subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
+SUITE = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
 
 
 def test_the_plugin_has_a_test_for_each_relation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", *SIZES]
     chosen = ["-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml"]
     with inject(FAULT), serving("float32") as here:
-        code = pytest.main([*command, "--server", here.url, *chosen])
+        code = pytest.main([*SUITE, *SIZES, "--server", here.url, *chosen])
     printed = capsys.readouterr().out
     assert code == 1 and "1 failed, 1 passed, 1 skipped" in printed, printed
     assert "a cached prefix of every length = without" in printed
     assert (tmp_path / "j.xml").exists()
 
 
-@pytest.mark.slow
-def test_the_plugin_without_a_server_is_one_line(tmp_path: Path) -> None:
-    ran = suite(tmp_path, "http://127.0.0.1:9")
-    assert ran.returncode == 3 and "--server http://127.0.0.1:9: " in ran.stdout + ran.stderr
-    ran = suite(tmp_path, "http://127.0.0.1:9", "--engine", OWN)
-    assert ran.returncode == 4 and "--engine and --server: expected one of them" in ran.stderr
-    ran = suite(tmp_path, "http://127.0.0.1:9", "--vocab-size", "x")
-    assert "--vocab-size 'x': expected a number above 0" in ran.stdout + ran.stderr
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], (3, "--server http://127.0.0.1:9: ")),
+        (["--engine", OWN], (4, "--engine and --server: expected one of them")),
+        (["--vocab-size", "x"], (4, "--vocab-size 'x': expected a number above 0")),
+    ],
+)
+def test_the_plugin_without_a_server_is_one_line(
+    words: list[str], expected: tuple[int, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pytest.main([*SUITE, "--server", "http://127.0.0.1:9", *words]) == expected[0]
+    captured = capsys.readouterr()
+    assert expected[1] in captured.out + captured.err
