@@ -126,31 +126,6 @@ def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, ca
     assert replayed["1#1"] == second["outputs"][1]["token_ids"]
 
 
-BAD_FILES = [
-    ("", "no requests"),
-    ("{", "line 1"),
-    ('{"max_tokens": 3}', "either prompt or prompt_token_ids"),
-    ('{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
-    ('{"prompt": 3}', "prompt 3"),
-    ('{"prompt": "a"}\n{"prompt": "a", "tempreature": 1}', "line 2"),
-    ('{"prompt": "a", "temperature": NaN}', "line 1"),
-    ('{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
-    ('{"prompt": "a", "stop": ""}', "line 1"),
-    ('{"prompt": "a", "request_id": "x"}\n{"prompt": "a", "request_id": "x"}', "one request_id"),
-]
-
-
-@pytest.mark.parametrize(("content", "fragment"), BAD_FILES)
-def test_a_bad_request_file_is_one_line_and_exit_code_2(tmp_path, capsys, content: str, fragment: str):
-    file = tmp_path / "requests.jsonl"
-    file.write_text(content)
-    assert main(["generate", "--requests", str(file)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert fragment in captured.err
-
-
 def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, capsys):
     trace = tmp_path / "trace.jsonl"
     assert main(["generate", *chats(), "--trace", str(trace)]) == 0
@@ -225,37 +200,3 @@ def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path:
     assert replayed == {output["request_id"]: output["outputs"][0]["token_ids"] for output in report["outputs"]}
     drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]
     assert any(drafts)
-
-
-def test_the_draft_fixture_is_the_default_only_for_the_trained_one(capsys: pytest.CaptureFixture[str]):
-    trained, draft = str(lfm2np.trained_fixture()), str(lfm2np.draft_fixture())
-    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained, "--draft-model", draft]) == 0
-    capsys.readouterr()
-    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained]) == 2
-    assert "--model needs a --draft-model" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "fragment"),
-    [
-        (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
-        (["--speculative", "none", "--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
-        (["--speculative", "ngram", "--num-speculative-tokens", "0"], 2, "num_speculative_tokens 0"),
-        (["--speculative", "ngram", "--draft-model", "x"], 2, "--draft-model goes with --speculative draft"),
-        (["--draft-sampling", "random"], 2, "--draft-sampling goes with --speculative draft"),
-        (["--speculative", "draft", "--draft-model", "/nowhere"], 3, "/nowhere"),
-        (["--block-size", "0"], 2, "block_size 0"),
-        (["--num-blocks", "1", "--block-size", "1"], 2, "blocks"),
-        (["--max-num-seqs", "0"], 2, "max_num_seqs 0"),
-        (["--seed", "-1"], 2, "seed -1"),
-        (["--temperature", "nan"], 2, "temperature nan"),
-        (["--speculative", "draft", "--draft-model", "WIDE"], 3, "vocab_size 79, expected 512"),
-    ],
-)
-def test_options_that_can_not_be_are_one_line(capsys, options: list[str], code: int, fragment: str):
-    wide = str(Path(__file__).parents[3] / "fixtures" / "torture" / "wide_heads")
-    assert main(["generate", *chats(), *(wide if word == "WIDE" else word for word in options)]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert fragment in captured.err

@@ -1,7 +1,6 @@
 """A command or an option that is misspelt, and a checkpoint that is not there: the line says what was meant."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -53,10 +52,3 @@ def test_how_a_published_checkpoint_is_fetched(name, command, tmp_path, monkeypa
         checkpoint_path(name)
     assert str(error.value).startswith(f"{name}: not a directory, expected one with config.json")
     assert str(error.value).endswith(command) if command else "hf" not in str(error.value)
-
-
-def test_a_command_prints_it(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "a:b", "--model", "LFM2-350M"]) == 3
-    assert capsys.readouterr().err.endswith(": hf download LiquidAI/LFM2-350M --local-dir LFM2-350M\n")
-    assert not Path("LFM2-350M").exists()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torture_table import MIXTURES
@@ -17,35 +15,25 @@ from lfm2np.commands.cli import main, summary
 from lfm2np.truth.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
-ROWS = {
-    "parameters": "45,752",
-    "active for one token": "25,016",
-    "experts, a token, width": "8, 2, 16",
-    "dense layers, sparse layers": "2, 3",
-    "bias, normalised, scaling": "true, true, 1",
-}
 
 
-def said(capsys: pytest.CaptureFixture[str], name: str) -> list[str]:
-    assert main(["info", "--model", str(TORTURE / name)]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def test_a_mixture_is_described(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "moe_published")
-    for label, value in ROWS.items():
+def test_a_mixture_is_described_and_json_has_every_product(capsys: pytest.CaptureFixture[str], answer) -> None:
+    assert main(["info", "--model", str(TORTURE / "moe_published")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for label, value in (
+        ("parameters", "45,752"),
+        ("active for one token", "25,016"),
+        ("experts, a token, width", "8, 2, 16"),
+        ("dense layers, sparse layers", "2, 3"),
+        ("bias, normalised, scaling", "true, true, 1"),
+    ):
         assert f"{label:<30}{value}" in lines
     assert sum(line.endswith("once every expert was chosen") for line in lines) == 4
-
-
-def test_json_has_every_product_and_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "--json", "--model", str(TORTURE / "moe_published")]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    report = answer("info", "--model", str(TORTURE / "moe_published"))
     assert (report["parameters"], report["active_parameters"]) == (45_752, 25_016)
     assert report["config"]["mixture"]["num_experts"] == 8
     assert sum(".experts." in bound["tensors"][0] for bound in report["bounds"]) == 3 * 8 * 2
-    assert main(["info", "--json", "--model", str(TORTURE / "minimal_config")]) == 0
-    dense: dict[str, Any] = json.loads(capsys.readouterr().out)
+    dense = answer("info", "--model", str(TORTURE / "minimal_config"))
     assert dense["config"]["mixture"] is None and dense["active_parameters"] == dense["parameters"]
 
 
