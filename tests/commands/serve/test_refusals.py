@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_app import HEAD, JSON, Served, model, serving
+from served_app import HEAD, JSON, Served, connection, model, serving
 
 import lfm2np
 from lfm2np.checkpoint.loaded import hand_fixture
