@@ -132,10 +132,11 @@ def test_slider_buttons_keys_and_the_address_step(opened: Opened) -> None:
     page.click("#player-main .play")
     marked = page.query_selector_all("#schedule .mark.now")
     assert {element.get_attribute("data-step") for element in marked} == {str(shown()[0])}
-    page.evaluate("location.hash = 'schedule:3'")
-    page.click("#schedule .at:not([hidden]) .scroll")
+    page.evaluate("location.hash = 'pool:3'")
+    page.wait_for_selector("#pool.current")
+    page.click("#pool .at:not([hidden]) .scroll")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("location.hash") == "#schedule:4"
+    assert page.evaluate("location.hash") == "#pool:4"
     page.reload()
     assert shown() == [4]
 

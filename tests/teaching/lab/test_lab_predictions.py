@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import lessons as solutions  # fixtures/lessons.py
 import pytest
+from forms import Forms
 
 from lfm2np.teaching.lab.lessons import LESSONS, Again, Unreadable, judge_guesses, read_number, read_requests
 from lfm2np.teaching.lab.page import compute, lab_page, typed_of
@@ -179,33 +178,6 @@ def test_what_is_no_letter_of_a_request_is_said(text: str) -> None:
 
 
 # --- links and pages
-
-
-class Forms(HTMLParser):
-    """What a browser would send of each form, and what describes the field of each name."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.sent: dict[str, list[tuple[str, str]]] = {}
-        self.described: dict[str, str] = {}
-        self.focused: list[str] = []
-        self._form = self._select = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        attributes = {key: value or "" for key, value in attrs}
-        if tag == "form":
-            self._form = attributes.get("id", attributes.get("aria-label", ""))
-            self.sent[self._form] = []
-        if tag == "input" and "name" in attributes:
-            self.sent[self._form].append((attributes["name"], attributes["value"]))
-            if attributes.get("type") != "hidden":
-                self.described[attributes["name"]] = attributes.get("aria-describedby", "")
-            self.focused += [attributes["name"]] if "autofocus" in attributes else []
-        if tag == "select":
-            self._select = attributes.get("name", "")  # the player's has none, and is in no form
-        if tag == "option" and "selected" in attributes and self._select:
-            self.sent[self._form].append((self._select, attributes["value"]))
 
 
 def test_a_guess_is_judged_where_it_was_entered_and_stays() -> None:
