@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import subprocess
@@ -56,21 +55,6 @@ def test_a_chat_and_its_stream_by_the_openai_package(served: Served):
     assert "".join(piece.choices[0].delta.content for piece in pieces) == "2 4 7 9"
     again = [*MESSAGES, whole.choices[0].message.model_dump(), {"role": "user", "content": "add: 3 + 4"}]
     assert chats.create(model="trained", messages=again, temperature=0.0, max_completion_tokens=4).choices
-
-
-def test_many_at_once_by_the_openai_package(served: Served):
-    prompts = [f"add: {number} + {number + 3} ->" for number in range(24)]
-
-    async def all_of_them() -> list[str]:
-        async with client(served, "AsyncOpenAI") as openai_client:
-            asked = (
-                openai_client.completions.create(model="trained", prompt=prompt, temperature=0, max_tokens=6)
-                for prompt in prompts
-            )
-            return [answer.choices[0].text for answer in await asyncio.gather(*asked)]
-
-    alike = [expected({"prompt": prompt, "temperature": 0.0, "max_tokens": 6}) for prompt in prompts]
-    assert asyncio.run(all_of_them()) == [each.outputs[0].text for each in alike]
 
 
 def test_errors_as_the_openai_package_knows_them(served: Served):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.settings import Settings, read_link, settings_of
 
 Fill = Mapping[str, str]  # field -> what is typed or chosen
@@ -63,35 +62,10 @@ class Tab:
         with self.page.expect_navigation():
             self.page.click(f".lessons li:nth-child({number + 1}) a")
 
-    def fail_and_solve(self, number: int) -> None:
-        """The other lessons' sentences: test_lab_lessons.py."""
-        lesson = LESSONS[str(number)]
-        for fields, word, seen in ANSWERS[number]:
-            self.open_lesson(number)
-            self.page.wait_for_selector(f"#{lesson.view}.current")
-            assert self.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
-            assert not self.page.query_selector_all("#verdict")
-            self.run(fields)
-            verdict = self.page.inner_text("#verdict")
-            assert verdict.startswith(word) and seen in verdict
-            assert self.settings.lesson == str(number)
-
     def close(self) -> None:
         assert self.complaints == []
         assert self.elsewhere == []
         self.context.close()
-
-
-ANSWERS: dict[int, tuple[tuple[Fill, str, str], ...]] = {  # of either model: what is filled in, and what is said
-    1: (
-        ({"budget": "1"}, "Not yet. ", "The run took 9 steps"),
-        ({"budget": "2"}, "Right. ", "chunks of 2 and 2 rows"),
-    ),
-    5: (
-        ({"blocks": "13"}, "Not yet. ", "request d is preempted in step 9"),
-        ({"blocks": "14"}, "Right. ", "with 13 request d is preempted"),
-    ),
-}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

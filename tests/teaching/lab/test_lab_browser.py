@@ -59,42 +59,30 @@ def lab(tab: Laboratory) -> Iterator[Laboratory]:
 
 
 def test_every_control_changes_the_run(lab: Laboratory) -> None:
-    changes = {
-        "prompt-0": "copy: red ->",
-        "arrival-1": "2",
-        "tokens-2": "3",
+    fields = {
         "policy": "static",
         "block_size": "8",
-        "blocks": "20",
+        "blocks": "40",
         "budget": "9",
-        "slots": "2",
+        "slots": "8",
         "chunked": "off",
         "prefix_cache": "off",
         "drafts": "1",
         "fault": "positions-are-rows-of-the-batch",
     }
-    lab.run(changes)
+    asked = {"prompt-0": "copy: red ->", "arrival-1": "2", "tokens-2": "3", "prompt-6": "copy: red ->"}  # a new row
+    lab.run({**fields, **asked})
     settings = lab.settings
     requests = settings.requests
-    assert (requests[0].prompt, requests[1].arrival, requests[2].tokens) == ("copy: red ->", 2, 3)
-    assert (settings.policy, settings.block_size, settings.blocks) == ("static", 8, 20)
-    assert (settings.budget, settings.slots) == (9, 2)
-    assert (settings.chunked, settings.prefix_cache, settings.drafts) == ("off", "off", 1)
-    assert settings.fault == "positions-are-rows-of-the-batch"
+    assert (requests[0].prompt, requests[1].arrival, requests[2].tokens, len(requests)) == ("copy: red ->", 2, 3, 7)
+    assert {name: str(getattr(settings, name)) for name in fields} == fields
     lab.open_form()
-    for name, text in changes.items():
+    for name, text in {**fields, **asked}.items():
         assert lab.page.input_value(f"#{name}") == text
     assert TEACHING_FAULTS[settings.fault] in lab.page.inner_text("#result")
-    lab.run({"model": "paper", "prompt-0": "the cat", **{f"prompt-{index}": "" for index in range(1, 6)}})
+    lab.run({"model": "paper", "prompt-0": "the cat", **{f"prompt-{index}": "" for index in range(1, 7)}})
     assert lab.settings.model == "paper"
     assert len(lab.settings.requests) == 1
-
-
-def test_a_request_can_be_added(lab: Laboratory) -> None:
-    lab.run({"prompt-6": "copy: red ->", "slots": "8", "blocks": "40"})
-    assert len(lab.settings.requests) == 7
-    lab.open_form()
-    assert lab.page.inner_text(".asked:nth-child(7) td:nth-of-type(4)") == "red"
 
 
 def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
@@ -162,14 +150,6 @@ def test_rows_below_an_emptied_one_move_up_so_that_fields_and_letters_are_right(
     assert lab.page.input_value(f"#prompt-{'abcdefgh'.index(letter)}").startswith("count:")
 
 
-def test_where_the_keyboard_goes_on_after_a_run(lab: Laboratory) -> None:
-    lab.run({"blocks": "17"})
-    assert lab.page.evaluate("document.activeElement.id") == "result"
-    lab.page.goto(f"{lab.address}?lesson=5")
-    lab.run({"blocks": "13"})
-    assert lab.page.evaluate("document.activeElement.id") == "verdict"
-
-
 def test_a_hostile_prompt_runs_nothing(lab: Laboratory) -> None:
     lab.run({"prompt-0": HOSTILE, "blocks": "120"})
     assert lab.page.title() == "A laboratory of continuous batching"
@@ -177,21 +157,6 @@ def test_a_hostile_prompt_runs_nothing(lab: Laboratory) -> None:
     assert lab.page.input_value("#prompt-0") == HOSTILE
     for view in each_view(lab.page):
         assert lab.page.title() == "A laboratory of continuous batching", view
-
-
-def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) -> None:
-    first, second = Laboratory(browser, address), Laboratory(browser, address)
-    leaving = Laboratory(browser, address)
-    leaving.open_form()
-    leaving.page.fill("#blocks", "33")
-    leaving.page.evaluate("document.querySelector('.run').click()")
-    leaving.context.close()
-    first.run({"blocks": "21"})
-    second.run({"blocks": "22"})
-    assert (first.settings.blocks, second.settings.blocks) == (21, 22)
-    for lab in (first, second):
-        assert lab.complaints == lab.elsewhere == []
-        lab.context.close()
 
 
 def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
@@ -207,7 +172,18 @@ def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
 
 
 def test_a_lesson_is_failed_and_solved(lab: Laboratory) -> None:
-    lab.fail_and_solve(5)
+    """And the keyboard goes on where the answer is. What is said of other answers: test_lab_lessons.py."""
+    lab.open_lesson(5)
+    assert lab.page.inner_text(".lesson-text h2").startswith("Lesson 5: ")
+    assert lab.page.is_visible(f"#{LESSONS['5'].view}.current")
+    assert not lab.page.query_selector_all("#verdict")
+    for blocks, sentence in (("13", "Not yet. With 13 blocks request d is preempted"), ("14", "Right. ")):
+        lab.run({"blocks": blocks})
+        assert lab.page.inner_text("#verdict").startswith(sentence)
+        assert lab.page.evaluate("document.activeElement.id") == "verdict"
+    lab.page.goto(lab.address)
+    lab.run({"blocks": "17"})
+    assert lab.page.evaluate("document.activeElement.id") == "result"
 
 
 @pytest.mark.parametrize("has_script", [True, False])
