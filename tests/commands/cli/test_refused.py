@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import lfm2np
+from lfm2np.checkpoint.loaded import checkpoint_path
+from lfm2np.errors import CheckpointError
 
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 CHECK = "check lfm2np.teaching.tutorial:right --cases short-prompts"
@@ -58,8 +60,20 @@ REFUSED: list[tuple[str, int, str]] = [
     *((name, 3, "required") for name in ("check", "fuzz", "vet", "rollouts", "locate")),
     *((words, 2, "") for words in ("sing", "serve --port", "lab --port many", "record", "score", "info --prompt a")),
     *((f"generate {words}", 2, "") for words in ("", "--prompt", "--prompt a --prompt-ids 1", "--prompt a --chat b")),
-    *((f"generate --prompt a {words}", 2, words.split()[0]) for words in ("--numerics float8", "--max-tokens many")),
+    ("generate --prompt a --numerics float8", 2, "; did you mean float64? (see lfm2np "),
+    ("generate --prompt a --max-tokens many", 2, "--max-tokens"),
     ("info --digest --trust", 2, "--trust"),
+    # a command or an option that is misspelt
+    ("chek http://127.0.0.1:9", 2, "; did you mean check? (see lfm2np "),
+    ("check a:b --modle x", 3, "; did you mean --model? (see lfm2np "),
+    ("check a:b --formt=bfloat16", 3, "; did you mean --format? (see lfm2np "),
+    ("check a:b --format bfloat61", 3, "; did you mean bfloat16? (see lfm2np "),
+    ("vectors mak", 3, "; did you mean make? (see lfm2np "),
+    ("vectors make --modl x -o y", 3, "; did you mean --model? (see lfm2np "),
+    ("vectors verify -o x", 3, "-o"),  # an option of make
+    ("lab --model x", 2, "--model"),
+    ("zzzz", 2, "zzzz"),
+    ("digest -q", 2, "digest"),
     # options of the engine
     ("generate --prompt a --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),
     ("generate --prompt a --speculative none --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),
@@ -141,6 +155,7 @@ def test_what_can_not_be_met_is_one_line_and_its_exit_code(tmp_path, monkeypatch
     before = {*Path().iterdir()}
     given, line = failure(*(str(model) if word == "MODEL" else word for word in shlex.split(words)))
     assert given == code and named in line
+    assert ("did you mean" in line) == ("did you mean" in named)
     assert {*Path().iterdir()} == before, "nothing is written"
 
 
@@ -230,3 +245,25 @@ def test_a_dangling_link_is_not_an_absent_file(model, failure, name):
     (model / name).symlink_to(model / "gone")
     code, line = failure("generate", "--model", str(model), "--chat", "a")
     assert code == 3 and f"{name}: does not exist" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("LFM2-350M", "hf download LiquidAI/LFM2-350M --local-dir LFM2-350M"),
+        ("my models/LFM2-8B-A1B", "hf download LiquidAI/LFM2-8B-A1B --local-dir 'my models/LFM2-8B-A1B'"),
+        ("LFM2.5-1.2B-Instruct", "hf download LiquidAI/LFM2.5-1.2B-Instruct --local-dir LFM2.5-1.2B-Instruct"),
+        (
+            "x/LFM2-350M-Q4_K_M.gguf",
+            "hf download LiquidAI/LFM2-350M-GGUF LFM2-350M-Q4_K_M.gguf --local-dir x",
+        ),
+        ("my-model", None),
+        ("LFM2-350M-4bit", None),  # not by Liquid AI
+    ],
+)
+def test_how_a_published_checkpoint_is_fetched(name, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as error:
+        checkpoint_path(name)
+    assert str(error.value).startswith(f"{name}: not a directory, expected one with config.json")
+    assert str(error.value).endswith(command) if command else "hf" not in str(error.value)
