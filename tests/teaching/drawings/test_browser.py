@@ -17,7 +17,6 @@ import pytest
 from page_checks import CONTRAST, Opened, each_view, go
 
 import lfm2np
-from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.report.markup import visible
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
@@ -237,9 +236,8 @@ def require_at_its_end(page: Any) -> None:
 
 def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     hostile = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">\u202e\0<!--"
-    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    model = lfm2np.load()
-    run = read_run(recorded(model, [Coming(hostile, hostile, params), Coming("b", "ann", params)]))
+    model, coming = lfm2np.load(), [Coming(hostile, hostile, demo.greedy(2)), Coming("b", "ann", demo.greedy(2))]
+    run = read_run(recorded(model, coming))
     file = tmp_path / "page.html"
     file.write_text(draw(run, model, hostile, hostile), encoding="utf-8")
     opened = Opened(browser, file)
@@ -260,7 +258,7 @@ def test_experts_are_shown_step_by_step(browser: Any, tmp_path: Path) -> None:
     ids = [view.get_attribute("id") for view in page.query_selector_all(".view")]
     assert ids == [*VIEWS[:-1], "experts", VIEWS[-1]]
     page.click('.side a[href="#experts"]')
-    for step in run.steps:
+    for step in run.steps[::4]:
         go(page, "main", step.number)
         (part,) = page.query_selector_all("#experts .at:not([hidden])")
         assert part.get_attribute("data-step") == str(step.number)

@@ -85,15 +85,12 @@ def test_attributes_and_markup_are_kept_apart() -> None:
 
 
 def test_a_run_is_what_the_trace_says() -> None:
-    lines = [json.loads(line) for line in drawn.demo_lines()]
-    steps = [line for line in lines if line["kind"] == "step"]
-    assert len(steps) == len(drawn.demo_run().steps)
+    steps = [line for line in map(json.loads, drawn.demo_lines()) if line["kind"] == "step"]
     for line, step in zip(steps, drawn.demo_run().steps, strict=True):
-        assert [entry["request_id"] for entry in line["plan"]["scheduled"]] == [
-            entry.request_id for entry in step.entries
-        ]
+        entries = line["plan"]["scheduled"]
+        assert [entry["request_id"] for entry in entries] == [entry.request_id for entry in step.entries]
         assert {name: list(ids) for name, ids in step.tokens.items()} == line["tokens"]
-        assert step.num_tokens == sum(len(entry["token_ids"]) for entry in line["plan"]["scheduled"])
+        assert step.num_tokens == sum(len(entry["token_ids"]) for entry in entries)
 
 
 END = '{"kind": "end", "lines": 2}'
@@ -136,7 +133,7 @@ def test_moments_by_the_plans_alone_are_those_of_the_scheduler() -> None:
     """A fault's schedule has no other source."""
     engine = make(own, TinyModel(), {"block_size": 2, "num_blocks": 20})
     for name in "abc":
-        engine.add(Request(name, (3, 4), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)))
+        engine.add(Request(name, (3, 4), demo.greedy(6)))
     engine.step()
     engine.preempt("b")
     engine.step()
@@ -154,7 +151,7 @@ def test_moments_by_the_plans_alone_are_those_of_the_scheduler() -> None:
 def test_a_fork_that_is_preempted_before_its_first_step_is_computed_again() -> None:
     """Its parent had computed 4 tokens when it came, two of a prompt and two of its answer."""
     engine = make(own, TinyModel(), {"block_size": 5, "num_blocks": 20, "prefix_caching": False})
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    params = demo.greedy(6)
     engine.add(Request("a", (3, 4), params))
     for _ in range(3):
         engine.step()
@@ -188,10 +185,7 @@ def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None
 
 def test_a_static_batch_keeps_its_rows_until_the_longest_ends() -> None:
     """Prompts of 2 and 3 tokens, answers of 1 and 3: 2 x 3 cells for 5 tokens, then twice 2 x 1 for 1."""
-    coming = [
-        Coming(name, list(range(5, 5 + length)), SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True))
-        for name, length, most in (("a", 2, 1), ("b", 3, 3))
-    ]
+    coming = [Coming("a", [5, 6], demo.greedy(1)), Coming("b", [5, 6, 7], demo.greedy(3))]
     run = read_run(recorded(drawn.trained(), coming))
     assert under(run, "static").padding == 1 + 1 + 1
     assert under(run, "fcfs").padding == 1
@@ -222,12 +216,8 @@ def test_detail_changes_nothing_and_is_the_reference() -> None:
 def test_operations_are_of_the_three_classes() -> None:
     for step in drawn.demo_run().steps:
         for operation in step.operations:
-            rows = step.num_tokens
-            expected = (
-                {"one product over all tokens", "row by row"} if operation["output"]["shape"][0] == rows else None
-            )
             if operation["class"] != "per request" and operation["name"] != "lm_head":
-                assert expected is not None
+                assert operation["output"]["shape"][0] == step.num_tokens
             if operation["operation"] in ("convolve", "attend"):
                 assert operation["class"] == "per request"
 
@@ -296,8 +286,8 @@ def test_the_page_is_whole_and_the_same_again() -> None:
 
 
 def test_a_hostile_prompt_changes_nothing() -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    lines = recorded(drawn.trained(), [Coming(HOSTILE, HOSTILE, params), Coming("b", "ann", params)])
+    coming = [Coming(HOSTILE, HOSTILE, demo.greedy(2)), Coming("b", "ann", demo.greedy(2))]
+    lines = recorded(drawn.trained(), coming)
     text = draw(read_run(lines), drawn.trained(), HOSTILE, HOSTILE)
     checked = drawn.Checked()
     checked.feed(text)
@@ -338,6 +328,5 @@ def test_the_terminal_shows_plan_blocks_and_timeline() -> None:
 
 
 def test_the_terminal_leaves_out_blocks_that_nobody_has() -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    run = read_run(recorded(drawn.trained(), [Coming("a", "ann", params)], num_blocks=400))
+    run = read_run(recorded(drawn.trained(), [Coming("a", "ann", demo.greedy(1))], num_blocks=400))
     assert "a............................... and 368 free blocks more\n" in as_text(run, 0, colour=False)

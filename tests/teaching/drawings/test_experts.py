@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.commands.cli import main
 from lfm2np.engine.loading import Model
-from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.judging.routes import routed as keeping_routes
 from lfm2np.oracle.report.markup import counted, number
 from lfm2np.teaching.drawings import demo
@@ -37,12 +36,11 @@ from lfm2np.truth.weights import FeedForwardWeights
 
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 SPARSE = ("moe_published", "moe_fused_no_bias", "moe_one_a_token", "moe_all_experts", "moe_one_expert", "moe_near_ties")
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}
 
 
 def three(model: Model) -> Run:
-    coming = [Coming(name, ids, GREEDY, 2 * (name == "c")) for name, ids in PROMPTS.items()]
+    coming = [Coming(name, ids, demo.greedy(6), 2 * (name == "c")) for name, ids in PROMPTS.items()]
     return read_run(recorded(model, coming, max_num_batched_tokens=10))
 
 
@@ -127,8 +125,8 @@ def test_every_expert_that_is_chosen_has_its_products_and_the_router_one_over_al
             assert first == [index < MOST_CALLS for index in range(len(first))]
             seen |= len(first) > MOST_CALLS
     assert seen
-    names = Counter(each["operation"] for step in run.steps for each in step.operations)
-    assert names["sigmoid"] == names["prefer"] == names["best"] == names["shares"] == names["mix"] == 3 * len(run.steps)
+    count = Counter(each["operation"] for step in run.steps for each in step.operations)
+    assert count["sigmoid"] == count["prefer"] == count["best"] == count["shares"] == count["mix"] == 3 * len(run.steps)
 
 
 def test_an_experts_numbers_are_its_weights_times_the_rows_that_chose_it() -> None:
@@ -235,7 +233,7 @@ def test_the_figure_has_a_square_for_every_choice() -> None:
         figure = next(picture for picture in figures if f">{title}<" in picture)
         squares = re.findall(r"<title>row (\d+): [^<]*?: expert (\d+)</title>", figure)
         assert [(int(row), int(expert)) for row, expert in squares] == [
-            (row, expert) for expert in range(8) for row in layer.tokens_of(expert)
+            (row, expert) for expert in range(8) for row, chosen in enumerate(layer.chosen) if expert in chosen
         ]
         labels = [counted(count, "row") if count else "not read" for count in layer.rows]
         assert re.findall(r">(\d+ rows?|not read)</text>", figure) == labels

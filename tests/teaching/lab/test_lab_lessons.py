@@ -105,7 +105,8 @@ def test_a_lesson_is_on_its_page_with_a_short_text_its_view_and_the_verdict_on_w
     for lesson in LESSONS.values():
         assert 2 <= len(lesson.text) <= 4 and f'<section id="{lesson.view}"' in page
     lesson = LESSONS["1"]
-    for change, said in (({}, ""), ({"block_size": 4}, "Not yet."), ({"budget": 2}, "Right.")):
+    tried: list[tuple[dict[str, Any], str]] = [({}, ""), ({"block_size": 4}, "Not yet."), ({"budget": 2}, "Right.")]
+    for change, said in tried:
         status, page = compute(link_of(replace(lesson.start, **change)))
         assert status == 200 and lesson.hint.split("?")[0][:40] in page and f'href="#{lesson.view}"' in page
         assert [word for word in ("Not yet.", "Right.") if word in page] == ([said] if said else [])

@@ -94,21 +94,15 @@ def visit(browser: Any, address: str) -> Iterator[Visit]:
 # --- a visit
 
 
-def test_a_first_visit_one_without_network_and_one_to_a_newer_folder(
-    browser: Any, folder: Path, address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_first_visit_one_without_network_and_one_to_a_newer_folder(browser: Any, folder: Path, address: str) -> None:
     """The newer page is seen although a browser takes a file of a month ago to be fresh for days."""
     path = folder / "a path" / "lab" / "index.html"
     os.utime(path, (0, time.time() - 30 * 86400))
-    began = time.monotonic()
     visit = Visit(browser.new_context(), address)
     assert visit.page.is_visible("#batching"), "a run is drawn before anything computes"
     visit.ready()
-    started = time.monotonic()
     visit.run({"policy": "static"})
     assert visit.settings.policy == "static"
-    with capsys.disabled():
-        print(f"\nready after {started - began:.1f} s, the first run {time.monotonic() - started:.1f} s")
     visit.kept()
     visit.context.set_offline(True)
     visit.page.goto(f"{address}?lesson=1")
