@@ -38,7 +38,7 @@ def run_of(model: Model, **sizes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def windowed_run(model: Model) -> Run:
-    return run_of(model, num_blocks=32)
+    return run_of(model, num_blocks=32, num_window_blocks=40)
 
 
 @pytest.mark.parametrize("num_blocks", [32, 13])
