@@ -153,16 +153,6 @@ def test_every_token_is_the_references_under_any_trace() -> None:
     assert min(met[what] for what in ("chunks", "preempted", "hits", "resumed with a state")) > 10, met
 
 
-def test_a_full_pool_preempts_the_youngest_and_its_state_comes_from_a_block() -> None:
-    """Two requests of 17 tokens in 7 blocks of 3, by hand: the second one goes on from a block of its own."""
-    path, sizes = trained_fixture(), {"block_size": 3, "num_blocks": 7, "max_num_batched_tokens": 8}
-    trace = [("add", list(BASE[:9]), 8), ("add", list(BASE[3:11]), 8)]
-    met, sequences = played(path, sizes, trace)
-    assert met["preempted"] and met["hits"]
-    for sequence in sequences:
-        require_reference(path, sequence)
-
-
 def test_it_ends_at_a_stop_token() -> None:
     engine = nano.Engine(trained_fixture())
     (whole,) = engine.generate([list(BASE)], 8)

@@ -1,4 +1,4 @@
-"""`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np draw --replay`."""
+"""`lfm2np generate` with several requests, --prove, --sequential, --trace, --json; `lfm2np draw --replay`."""
 
 import io
 import json
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_model
+from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.commands.cli import generate, main
-from lfm2np.commands.cli.shared.generate_output import print_calls
+from lfm2np.commands.cli.shared.generate_output import FORMAT_VERSION, print_calls
 from lfm2np.commands.cli.shared.requests import Job
 from lfm2np.engine.outputs import CompletionOutput
 from lfm2np.engine.sampling.params import SamplingParams
 
+SCHEMA = json.loads(Path(lfm2np.__file__).with_name("commands").joinpath("schemas", "generate.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 26"]
 ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26"]
 
@@ -126,31 +130,6 @@ def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, ca
     assert replayed["1#1"] == second["outputs"][1]["token_ids"]
 
 
-BAD_FILES = [
-    ("", "no requests"),
-    ("{", "line 1"),
-    ('{"max_tokens": 3}', "either prompt or prompt_token_ids"),
-    ('{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
-    ('{"prompt": 3}', "prompt 3"),
-    ('{"prompt": "a"}\n{"prompt": "a", "tempreature": 1}', "line 2"),
-    ('{"prompt": "a", "temperature": NaN}', "line 1"),
-    ('{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
-    ('{"prompt": "a", "stop": ""}', "line 1"),
-    ('{"prompt": "a", "request_id": "x"}\n{"prompt": "a", "request_id": "x"}', "one request_id"),
-]
-
-
-@pytest.mark.parametrize(("content", "fragment"), BAD_FILES)
-def test_a_bad_request_file_is_one_line_and_exit_code_2(tmp_path, capsys, content: str, fragment: str):
-    file = tmp_path / "requests.jsonl"
-    file.write_text(content)
-    assert main(["generate", "--requests", str(file)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert fragment in captured.err
-
-
 def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, capsys):
     trace = tmp_path / "trace.jsonl"
     assert main(["generate", *chats(), "--trace", str(trace)]) == 0
@@ -227,35 +206,92 @@ def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path:
     assert any(drafts)
 
 
-def test_the_draft_fixture_is_the_default_only_for_the_trained_one(capsys: pytest.CaptureFixture[str]):
-    trained, draft = str(lfm2np.trained_fixture()), str(lfm2np.draft_fixture())
-    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained, "--draft-model", draft]) == 0
-    capsys.readouterr()
-    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained]) == 2
-    assert "--model needs a --draft-model" in capsys.readouterr().err
+# --- --json
+
+ONE = ["--chat", "sort: 7 2 9 4"]
+CRAMPED = ["--max-tokens", "8", "--block-size", "1", "--num-blocks", "40", "--max-num-batched-tokens", "3"]
+TWO = [*ONE, "--chat", "add: 20 + 97"]
+LINES: list[dict[str, object]] = [
+    {"prompt": "sort: 3 1 2 ->", "max_tokens": 5, "request_id": "a", "logprobs": 2, "stop": ["2"]},
+    {"prompt_token_ids": [1, 17, 42], "temperature": 1.5, "seed": 3, "n": 3, "arrival_step": 4, "priority": 1},
+    {"prompt": "sort: 3 1 2 ->", "prompt_logprobs": 1, "stop_token_ids": [285, 281], "cache_salt": "x"},
+    {"prompt": "sort: 3 1 2 ->", "max_tokens": 4, "include_stop_str_in_output": True, "stop": ["1"], "min_tokens": 1},
+    {"prompt": "sort: 3 1 2 ->", "max_tokens": 1, "stop": [" 1 x"], "request_id": "held back until the end"},
+    {"prompt_token_ids": [5], "max_tokens": 6, "ignore_eos": True, "logprobs": 0, "repetition_penalty": 1.3},
+]
+OPTIONS = [
+    [*ONE],
+    [*TWO],
+    ["--prompt", "sort: 3 1 ->", "--max-tokens", "3", "--logprobs", "0"],
+    ["--prompt-ids", "1,17,42", "--max-tokens", "3", "--logprobs", "2"],
+    [*TWO, "--logprobs", "512", "--max-tokens", "1"],
+    [*ONE, "--sequential"],
+    [*TWO, "--sequential", "--logprobs", "1"],
+    [*ONE, "--prove"],
+    [*TWO, "--prove", "--temperature", "1.2", "--seed", "7"],
+    [*ONE, "--speculative", "ngram"],
+    [*TWO, "--speculative", "draft", "--prove"],
+    [*TWO, *CRAMPED],
+    [*TWO, "--no-prefix-caching", "--policy", "static", "--max-num-seqs", "1"],
+    [*TWO, "--numerics", "bfloat16"],
+    ["--requests", "FILE", "--prove"],
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "fragment"),
-    [
-        (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
-        (["--speculative", "none", "--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
-        (["--speculative", "ngram", "--num-speculative-tokens", "0"], 2, "num_speculative_tokens 0"),
-        (["--speculative", "ngram", "--draft-model", "x"], 2, "--draft-model goes with --speculative draft"),
-        (["--draft-sampling", "random"], 2, "--draft-sampling goes with --speculative draft"),
-        (["--speculative", "draft", "--draft-model", "/nowhere"], 3, "/nowhere"),
-        (["--block-size", "0"], 2, "block_size 0"),
-        (["--num-blocks", "1", "--block-size", "1"], 2, "blocks"),
-        (["--max-num-seqs", "0"], 2, "max_num_seqs 0"),
-        (["--seed", "-1"], 2, "seed -1"),
-        (["--temperature", "nan"], 2, "temperature nan"),
-        (["--speculative", "draft", "--draft-model", "WIDE"], 3, "vocab_size 79, expected 512"),
-    ],
-)
-def test_options_that_can_not_be_are_one_line(capsys, options: list[str], code: int, fragment: str):
-    wide = str(Path(__file__).parents[3] / "fixtures" / "torture" / "wide_heads")
-    assert main(["generate", *chats(), *(wide if word == "WIDE" else word for word in options)]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert fragment in captured.err
+@pytest.fixture
+def requests(tmp_path: Path) -> str:
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(map(json.dumps, LINES)))
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    """The one JSON object on standard output; NaN and Infinity are none."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    assert main(["generate", *arguments, "--json"]) == code
+    (line,) = capsys.readouterr().out.splitlines()
+    parsed: dict[str, Any] = json.loads(line, parse_constant=refuse)
+    return parsed
+
+
+def test_the_schema_is_one_and_of_the_version_that_is_written() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_what_is_printed_is_of_the_schema(capsys, requests: str, options: list[str]) -> None:
+    arguments = [requests if word == "FILE" else word for word in options]
+    VALIDATOR.validate(printed(capsys, *arguments))
+
+
+def test_a_checkpoint_without_a_tokenizer_has_ids_and_no_text(tmp_path: Path, capsys) -> None:
+    model = write_model(tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    for way in ([], ["--sequential"], ["--prove"]):
+        report = printed(capsys, "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3", *way)
+        VALIDATOR.validate(report)
+        assert report["outputs"][0]["outputs"][0]["text"] is None
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"], ["--prove"]])
+def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, capsys, way: list[str]) -> None:
+    file = tmp_path / "requests.jsonl"
+    lines = [{"prompt": "sort: 1 ->"}, {"prompt_token_ids": [1] * 5000, "request_id": "long"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    report = printed(capsys, "--requests", str(file), *way, code=2)
+    VALIDATOR.validate(report)
+    assert [output["request_id"] for output in report["outputs"]] == ["0"]
+    assert list(report["summary"]["refused"]) == ["long"]
+    assert "prompt of 5000 tokens" in report["summary"]["refused"]["long"]
+
+
+def test_a_proof_that_fails_is_told_in_the_summary(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfm2np.commands.cli.generate.compare", lambda *records: "a difference")
+    report = printed(capsys, *ONE, "--prove", code=1)
+    VALIDATOR.validate(report)
+    assert report["summary"]["proved"] is False

@@ -13,7 +13,6 @@ from lfm2np.oracle.rollouts.exact import READINGS, scores_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
-FILES = lfm2np.trained_fixture().parent / "rollouts"
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +85,3 @@ def test_a_temperature_that_is_not_stated_has_one_verdict_everywhere(trainer, ve
 def test_a_sample_says_that_it_is_one(right, capsys):
     assert main(["rollouts", str(right), "--sample", "1"]) == 0
     assert "1 rollout (a sample of 2)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["missing.jsonl"], "missing.jsonl"),
-        ([str(FILES / "planted_pack.jsonl"), "--chunks", "a"], "--chunks 'a'"),
-        ([str(FILES / "planted_pack.jsonl"), "--sample", "0"], "--sample 0"),
-        ([str(FILES / "planted_pack.jsonl"), "--trainer-format", "fp16"], "--trainer-format: format 'fp16'"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line_and_exit_code_3(arguments, words, capsys):
-    assert main(["rollouts", *arguments]) == 3
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1

@@ -64,43 +64,6 @@ def test_a_trace_of_generate_is_a_file_of_measured_steps(capsys: pytest.CaptureF
     assert "steps, each predicted from others" in ran(capsys, "--fit", trace)
 
 
-@pytest.mark.parametrize(
-    "words, named",
-    [
-        ((), "expected a trace or --fit"),
-        (("trace.csv", "--fit", "steps.csv"), "expected a trace or --fit"),
-        (("nowhere.csv",), "nowhere.csv: can't be read"),
-        (("bad.jsonl",), "bad.jsonl:1: timestamp -1"),
-        (SMALL[:1], "expected --rate"),
-        ((*SMALL, "--requests", "5"), "--requests 5: not with drawn traffic"),
-        ((*SMALL, "--workers", "-1"), "--workers -1: expected a whole number, 0 to 1024"),
-        ((SMALL[0], "--rate", "0"), "rate 0.0"),
-        ((*SMALL, "--cost", "H100:GPT-5"), "GPU:MODEL"),
-        ((*SMALL, "--target", "ttft_p99=1"), "--target"),
-        ((*SMALL, "--out", "x"), "--out"),
-        ((*MANY, "--out", "x"), "--out"),
-        ((*SMALL, "--sweep", "policy=fcfs,static", "--svg", "x"), "--sweep rate="),
-        ((*MANY, "--capacity", "ttft_p99=1"), "--capacity finds the rate"),
-        ((*SMALL, "--capacity", "ttft=1"), "ttft_p99=2"),
-        ((*SMALL, "--memory", "-1"), "--memory -1.0"),
-        ((*SMALL, "--num-blocks", "0"), "num_blocks 0"),
-        ((*SMALL, "--requests", "0"), "--requests 0"),
-    ],
-)
-def test_what_can_not_be_simulated_is_one_line(
-    words: tuple[str, ...],
-    named: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bad.jsonl").write_text('{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [1]}\n')
-    code = main(["simulate", *words])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code in (2, 3) and named in line
-
-
 def test_requests_larger_than_the_pool_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     text = ran(capsys, "poisson:prompt=10-1000,output=5,requests=50", "--rate", "5", "--num-blocks", "20")
     assert "\nrefused    " in text and "blocks" in text

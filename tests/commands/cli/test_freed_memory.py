@@ -51,34 +51,32 @@ def test_what_a_step_leaves_is_not_mapped_anew_in_the_next():
     assert count < without / 10
 
 
-def test_another_c_library_has_no_such_thing_and_who_decides_it_by_the_environment_is_left_alone(
+class Old:
+    """glibc before 2.35: it takes 2**25 bytes at most."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, int] = {}
+
+    def mallopt(self, what: int, value: int) -> int:
+        is_taken = what == system.M_TRIM_THRESHOLD or value <= 2**25
+        self.taken.update({what: value} if is_taken else {})
+        return int(is_taken)
+
+
+def test_another_c_library_has_no_such_thing_an_old_one_less_and_the_environment_comes_first(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    with monkeypatch.context() as patch:
-        patch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-        assert not system.keep_freed_memory()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert not system.keep_freed_memory()
     for name in system.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     for library in (lambda _: object(), lambda _: (_ for _ in ()).throw(OSError), lambda _: int(_)):
         monkeypatch.setattr("ctypes.CDLL", library)
         assert not system.keep_freed_memory()
-
-
-def test_a_limit_that_is_refused_is_asked_for_smaller(monkeypatch: pytest.MonkeyPatch):
-    """glibc before 2.35 takes 2**25 bytes at most."""
-    for name in system.ENVIRONMENT:
-        monkeypatch.delenv(name, raising=False)
-    taken: dict[int, int] = {}
-
-    class Old:
-        def mallopt(self, what: int, value: int) -> int:
-            is_taken = what == system.M_TRIM_THRESHOLD or value <= 2**25
-            taken.update({what: value} if is_taken else {})
-            return int(is_taken)
-
-    monkeypatch.setattr("ctypes.CDLL", lambda _: Old())
+    old = Old()
+    monkeypatch.setattr("ctypes.CDLL", lambda _: old)
     assert system.keep_freed_memory()
-    assert taken == {system.M_MMAP_THRESHOLD: 2**25, system.M_TRIM_THRESHOLD: 2**29}
+    assert old.taken == {system.M_MMAP_THRESHOLD: 2**25, system.M_TRIM_THRESHOLD: 2**29}
 
 
 def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from lfm2np.commands.serve.app import Service, make_app
 from lfm2np.commands.serve.server import serving_beside
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sequential import answer_alone
 
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
@@ -36,21 +39,10 @@ class Served:
     service: Service
 
     def ask(self, path: str, fields: Any, headers: dict[str, str] = JSON) -> tuple[int, Any]:
-        """The status, and the object or the events that came."""
-        content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-        with self.connection() as connection:
-            connection.request("POST", path, content, headers)
-            return read(connection.getresponse())
+        return ask(self.port, fields, path, headers)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        with self.connection() as connection:
-            connection.request("GET", path, headers=headers or {})
-            return read(connection.getresponse())
-
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[http.client.HTTPConnection]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            yield connection
+        return get(self.port, path, headers)
 
     def raw(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 60)
@@ -70,12 +62,73 @@ class Served:
         return bool(state.running or state.waiting or state.used_blocks)
 
 
+def connection(port: int) -> contextlib.closing[http.client.HTTPConnection]:
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600))
+
+
+def ask(port: int, fields: Any, path: str = "/v1/completions", headers: dict[str, str] = JSON) -> tuple[int, Any]:
+    """The status, and the object or the events that came."""
+    content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    with connection(port) as opened:
+        opened.request("POST", path, content, headers)
+        return read(opened.getresponse())
+
+
+def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    with connection(port) as opened:
+        opened.request("GET", path, headers=headers or {})
+        return read(opened.getresponse())
+
+
 def read(response: http.client.HTTPResponse) -> tuple[int, Any]:
     content = response.read().decode()
     kind = response.getheader("Content-Type", "")
     if kind.startswith("application/json"):
         return response.status, json.loads(content)
     return response.status, events_of(content) if kind.startswith("text/event-stream") else content
+
+
+def alone(ids: list[int], **params: Any) -> RequestOutput:
+    """The same request through reference.py."""
+    return list(answer_alone(model(), "alone", ids, SamplingParams(**params), 0))[-1]
+
+
+def expected(fields: Mapping[str, Any], **more: Any) -> RequestOutput:
+    """What a body's request gets."""
+    params = {name: fields[name] for name in fields if name not in ("prompt", "cache_salt", "priority")} | more
+    if "logit_bias" in params:
+        params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
+    return alone(model().prompt_ids(fields["prompt"]), **params)
+
+
+def joined(events: list[Any]) -> dict[int, Any]:
+    """The choices of a stream, put together."""
+    whole: dict[int, Any] = {}
+    for event in events:
+        for piece in event["choices"]:
+            choice = whole.setdefault(piece["index"], {"text": "", "token_ids": [], "logprobs": None})
+            choice["text"] += piece["text"]
+            choice["token_ids"] += piece.get("token_ids", [])
+            if piece["logprobs"] is not None:
+                logprobs = choice["logprobs"] = choice["logprobs"] or {name: [] for name in piece["logprobs"]}
+                for name, values in piece["logprobs"].items():
+                    logprobs[name] += values
+            assert "finish_reason" not in choice or choice["finish_reason"] is None, "told after its end"
+            choice |= {name: piece[name] for name in ("index", "finish_reason", "stop_reason")}
+    return whole
+
+
+def wrong(port: int, fields: dict[str, Any], truth: RequestOutput, is_streamed: bool) -> str:
+    """What differs from the truth, with two log-probabilities a token; nothing if all is right."""
+    status, reply = ask(port, fields | {"logprobs": 2, "return_token_ids": True, "stream": is_streamed})
+    if status != 200:
+        return f"{fields}: {status} {reply}"
+    choice, (sample,) = joined(reply)[0] if is_streamed else reply["choices"][0], truth.outputs
+    logprobs = choice["logprobs"]["token_logprobs"]
+    given = choice["token_ids"], choice["text"], logprobs, choice["finish_reason"], choice["stop_reason"]
+    logprobs = [each.logprob for each in sample.logprobs or ()]
+    right = list(sample.token_ids), sample.text, logprobs, sample.finish_reason, sample.stop_reason
+    return "" if given == right else f"{fields}: {given}, expected {right}"
 
 
 def events_of(content: str) -> list[Any]:

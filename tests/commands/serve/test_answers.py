@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from served_app import Served, model, serving
+from served_app import Served, alone, expected, joined, model, serving, wrong
 
 import lfm2np
 from lfm2np.commands.serve.answers import token_name
-from lfm2np.engine.outputs import RequestOutput
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.sequential import answer_alone
 
 
 @pytest.fixture(scope="module")
@@ -23,37 +20,21 @@ def served() -> Iterator[Served]:
         yield one
 
 
-def alone(ids: list[int], **params: Any) -> RequestOutput:
-    """The same request through reference.py."""
-    return list(answer_alone(model(), "alone", ids, SamplingParams(**params), 0))[-1]
-
-
 token_ids = st.integers(0, 511)
-FREE_OF_SAMPLING = ("prompt", "cache_salt", "priority")
+
+MORE: list[dict[str, Any]] = [  # every field that changes an answer
+    *({}, {"stop": ["7", "\n"]}, {"repetition_penalty": 1.3}, {"top_k": 5}, {"top_p": 0.7, "min_p": 0.1}),
+    *({"presence_penalty": 1.0, "frequency_penalty": -0.5}, {"logit_bias": {"7": 3.0}}, {"banned_token_ids": [7]}),
+    *({"stop_token_ids": [288, 7]}, {"stop": " ", "include_stop_str_in_output": True}, {"ignore_eos": True}),
+    *({"profile": "transformers"}, {"cache_salt": "a", "priority": 2}),
+]
 
 
-def expected(fields: Mapping[str, Any], **more: Any) -> RequestOutput:
-    params = {name: value for name, value in fields.items() if name not in FREE_OF_SAMPLING} | more
-    if "logit_bias" in params:
-        params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
-    return alone(model().prompt_ids(fields["prompt"]), **params)
-
-
-def joined(events: list[Any]) -> dict[int, Any]:
-    """The choices of a stream, put together."""
-    whole: dict[int, Any] = {}
-    for event in events:
-        for piece in event["choices"]:
-            choice = whole.setdefault(piece["index"], {"text": "", "token_ids": [], "logprobs": None})
-            choice["text"] += piece["text"]
-            choice["token_ids"] += piece.get("token_ids", [])
-            if piece["logprobs"] is not None:
-                logprobs = choice["logprobs"] = choice["logprobs"] or {name: [] for name in piece["logprobs"]}
-                for name, values in piece["logprobs"].items():
-                    logprobs[name] += values
-            assert "finish_reason" not in choice or choice["finish_reason"] is None, "told after its end"
-            choice |= {name: piece[name] for name in ("index", "finish_reason", "stop_reason")}
-    return whole
+@pytest.mark.parametrize("more", MORE, ids=str)
+def test_each_field_does_what_it_does_alone_whole_and_streamed(served: Served, more: dict[str, Any]):
+    for prompt, temperature, is_streamed in (("sort: 7 2 9 ->", 0.0, False), ("copy: 4 \u2603 ->", 1.5, True)):
+        fields = {"prompt": prompt, "max_tokens": 6, "temperature": temperature, "seed": 5, **more}
+        assert wrong(served.port, fields, expected(fields, logprobs=2), is_streamed) == ""
 
 
 @pytest.mark.slow
@@ -153,19 +134,13 @@ def test_a_conversation_is_answered_as_the_engine_answers_its_tokens(served: Ser
         assert reported["bytes"] == (list(spelled) or None)
 
 
-def test_without_a_seed_two_answers_differ_and_with_one_they_do_not(served: Served):
-    def told(**more: Any) -> list[int]:
-        fields = {
-            "prompt": "add: 1",
-            "temperature": 2.0,
-            "max_tokens": 20,
-            "return_token_ids": True,
-            "ignore_eos": True,
-        }
-        return list(served.ask("/v1/completions", fields | more)[1]["choices"][0]["token_ids"])
+def test_without_a_seed_two_answers_differ(served: Served):
+    def told() -> list[int]:
+        fields = {"prompt": "add: 1", "temperature": 2.0, "max_tokens": 20, "ignore_eos": True}
+        _, reply = served.ask("/v1/completions", fields | {"return_token_ids": True})
+        return list(reply["choices"][0]["token_ids"])
 
     assert told() != told()
-    assert told(seed=1) == told(seed=1)
 
 
 def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import subprocess
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_app import Served, model, serving
+from served_app import Served, expected, model, serving
 
 from lfm2np.commands.serve.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.commands.serve.settings import Settings
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.sequential import answer_alone
 
 pytestmark = pytest.mark.clients
 MESSAGES: list[Any] = [{"role": "user", "content": "sort: 7 2 9 4"}]
@@ -29,45 +26,28 @@ def served() -> Iterator[Served]:
         yield one
 
 
-def expected(prompt: str, **params: Any) -> Any:
-    return list(answer_alone(model(), "alone", model().prompt_ids(prompt), SamplingParams(**params), 0))[-1].outputs[0]
-
-
-def client(served: Served, kind: str, **options: Any) -> Any:
+def client(served: Served, kind: str = "OpenAI", **options: Any) -> Any:
     openai = pytest.importorskip("openai")
     return getattr(openai, kind)(base_url=f"http://127.0.0.1:{served.port}/v1", **{"api_key": "a-key", **options})
 
 
-def test_completions_by_the_openai_package(served: Served):
-    sample = expected("add: 20 + 97 ->", temperature=0.0, max_tokens=8, logprobs=2)
-    answer = client(served, "OpenAI").completions.create(
-        model="trained", prompt="add: 20 + 97 ->", temperature=0.0, max_tokens=8, logprobs=2
-    )
+def test_completions_and_streams_by_the_openai_package(served: Served):
+    fields = {"prompt": "add: 20 + 97 ->", "temperature": 0.7, "seed": 5, "max_tokens": 8, "logprobs": 2}
+    (sample,) = expected(fields).outputs
+    asked = {"model": "trained", **fields}
+    answer = client(served).completions.create(**asked)
     (choice,) = answer.choices
     assert choice.text == sample.text and choice.finish_reason == sample.finish_reason
-    assert choice.logprobs.token_logprobs == [logprob.logprob for logprob in sample.logprobs]
+    assert choice.logprobs.token_logprobs == [logprob.logprob for logprob in sample.logprobs or ()]
     assert answer.usage.completion_tokens == len(sample.token_ids)
     assert answer.system_fingerprint.endswith(model().sha256)
-
-
-def test_a_stream_by_the_openai_package(served: Served):
-    sample = expected("count: 3 to 9 ->", temperature=0.7, seed=5, max_tokens=12)
-    events = client(served, "OpenAI").completions.create(
-        model="trained",
-        prompt="count: 3 to 9 ->",
-        temperature=0.7,
-        seed=5,
-        max_tokens=12,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    pieces = list(events)
+    pieces = list(client(served).completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(choice.text for piece in pieces for choice in piece.choices) == sample.text
     assert pieces[-1].usage.completion_tokens == len(sample.token_ids)
 
 
 def test_a_chat_and_its_stream_by_the_openai_package(served: Served):
-    chats = client(served, "OpenAI").chat.completions
+    chats = client(served).chat.completions
     whole = chats.create(model="trained", messages=MESSAGES, temperature=0.0, logprobs=True, top_logprobs=3)
     assert whole.choices[0].message.content == "2 4 7 9" and whole.choices[0].finish_reason == "stop"
     assert all(len(token.top_logprobs) == 3 for token in whole.choices[0].logprobs.content)
@@ -77,29 +57,15 @@ def test_a_chat_and_its_stream_by_the_openai_package(served: Served):
     assert chats.create(model="trained", messages=again, temperature=0.0, max_completion_tokens=4).choices
 
 
-def test_many_at_once_by_the_openai_package(served: Served):
-    prompts = [f"add: {number} + {number + 3} ->" for number in range(24)]
-
-    async def all_of_them() -> list[str]:
-        async with client(served, "AsyncOpenAI") as openai_client:
-            asked = (
-                openai_client.completions.create(model="trained", prompt=prompt, temperature=0, max_tokens=6)
-                for prompt in prompts
-            )
-            return [answer.choices[0].text for answer in await asyncio.gather(*asked)]
-
-    assert asyncio.run(all_of_them()) == [expected(prompt, temperature=0.0, max_tokens=6).text for prompt in prompts]
-
-
 def test_errors_as_the_openai_package_knows_them(served: Served):
     openai = pytest.importorskip("openai")
     with pytest.raises(openai.AuthenticationError):
-        client(served, "OpenAI", api_key="another").models.list()
+        client(served, api_key="another").models.list()
     with pytest.raises(openai.NotFoundError):
-        client(served, "OpenAI").completions.create(model="gpt", prompt="a")
+        client(served).completions.create(model="gpt", prompt="a")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        client(served, "OpenAI").completions.create(model="trained", prompt="a", max_tokens=-1)
-    assert [listed.id for listed in client(served, "OpenAI").models.list()] == ["trained"]
+        client(served).completions.create(model="trained", prompt="a", max_tokens=-1)
+    assert [listed.id for listed in client(served).models.list()] == ["trained"]
 
 
 BODIES: dict[str, type[Body]] = {

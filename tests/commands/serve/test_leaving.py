@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +36,11 @@ def reset(connection: socket.socket) -> None:
     """Closes it as a client that was killed does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+def ipv4(port: int) -> str:
+    """An address of this machine as /proc/net/tcp writes it."""
+    return f"0100007F:{port:04X}"
 
 
 def steps(served: Served) -> int:
@@ -80,7 +85,8 @@ def test_responses_that_nobody_reads_hold_no_place_and_no_end(is_streamed: bool)
         assert served.service.engine.state.metrics.sampled_tokens < 6 * (200 if is_streamed else 31)
         status, reply = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
         assert status == 200 and reply["choices"][0]["text"] == " 1 3"
-        time.sleep(2.0)  # until the last of them is dropped
+        client = f"{ipv4(served.port)} {ipv4(slow.getsockname()[1])} "
+        served.wait_until(lambda: client not in Path("/proc/net/tcp").read_text())
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             response = http.client.HTTPResponse(slow)
             response.begin()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_app import HEAD, JSON, Served, model, serving
+from served_app import HEAD, JSON, Served, connection, model, serving
 
 import lfm2np
 from lfm2np.checkpoint.loaded import hand_fixture
@@ -153,10 +153,10 @@ def test_names_of_this_machine_are_its_own(served: Served) -> None:
 
 
 def test_a_body_that_is_announced_as_too_large_is_not_read(served: Served) -> None:
-    with served.raw() as connection:
-        connection.sendall(HEAD + b"30000\r\nExpect: 100-continue\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
-    with served.connection() as unknown_size:
+    with served.raw() as raw:
+        raw.sendall(HEAD + b"30000\r\nExpect: 100-continue\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413")
+    with connection(served.port) as unknown_size:
         pieces = (b" " * 1000 for _ in range(30))
         unknown_size.request("POST", "/v1/completions", pieces, JSON, encode_chunked=True)
         assert unknown_size.getresponse().status == 413

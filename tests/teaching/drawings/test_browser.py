@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import drawn
 import pytest
 from page_checks import CONTRAST, Opened, each_view, go
 
 import lfm2np
-from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.report.markup import visible
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
@@ -23,37 +24,18 @@ from lfm2np.teaching.drawings.page.view import fullest
 from lfm2np.teaching.drawings.runs.derive import LETTERS, moments, num_kept
 from lfm2np.teaching.drawings.runs.expert_choices import routes
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
-from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
+from lfm2np.teaching.drawings.runs.recorded_run import read_run
 
 pytestmark = pytest.mark.browser
 
 VIEWS = ("batching", "ragged", "pool", "schedule", "speculation", "worksheet")
-
-
 SPARSE = Path(__file__).parents[3] / "fixtures" / "torture" / "moe_published"
 
 
 @pytest.fixture(scope="module")
-def sparse_run() -> Run:
-    return read_run(demo.main_lines(lfm2np.load(SPARSE)))
-
-
-@pytest.fixture(scope="module")
-def sparse_file(sparse_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "experts.html"
-    path.write_text(draw(sparse_run, lfm2np.load(), "the demo", "lfm2np draw --demo --model ..."), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def run() -> Run:
-    return read_run(demo.main_lines(lfm2np.load()))
-
-
-@pytest.fixture(scope="module")
-def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(draw(run, lfm2np.load(), "the demo", "lfm2np draw --demo -o page.html"), encoding="utf-8")
+    path.write_text(drawn.demo_page(), encoding="utf-8")
     return path
 
 
@@ -62,6 +44,8 @@ def opened(browser: Any, file: Path) -> Iterator[Opened]:
     """A page as it is loaded."""
     fresh = Opened(browser, file)
     yield fresh
+    assert fresh.complaints == []
+    assert {url.partition("#")[0] for url in fresh.requests} == {file.as_uri()}
     fresh.context.close()
 
 
@@ -74,24 +58,20 @@ def shared(browser: Any, file: Path) -> Iterator[Opened]:
     tab.context.close()
 
 
-def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
+def test_every_view_renders(opened: Opened) -> None:
     page = opened.page
     assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == list(VIEWS)
-    page.click('.side a[href="#pool"]')
-    page.wait_for_selector("#pool.current")
     for view in each_view(page):
         section = page.query_selector(f"#{view}")
         assert section.bounding_box()["height"] > 100
         assert section.query_selector("h2").inner_text()
-    for step in range(len(run.steps)):
+    for step in range(len(drawn.demo_run().steps)):
         go(page, "main", step)
     page.eval_on_selector_all("details", "all => all.forEach(each => each.open = true)")
-    assert opened.complaints == []
-    assert opened.requests == [file.as_uri()]
 
 
-def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
-    page, compared = shared.page, 0
+def test_numbers_are_those_of_the_trace(shared: Opened) -> None:
+    page, run, compared = shared.page, drawn.demo_run(), 0
     states = moments(run)
     rows = page.eval_on_selector_all(
         "#schedule details:first-of-type table tbody tr",
@@ -119,8 +99,8 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
     assert compared >= 200
 
 
-def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
-    page, last = opened.page, len(run.steps) - 1
+def test_slider_buttons_keys_and_the_address_step(opened: Opened) -> None:
+    page, last = opened.page, len(drawn.demo_run().steps) - 1
     page.evaluate("location.hash = 'schedule'")
     page.wait_for_selector("#player-main:not([hidden])")  # not wait_for_function: the page's policy forbids eval
 
@@ -128,7 +108,7 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
         parts = page.query_selector_all("#schedule .at:not([hidden])")
         return [int(part.get_attribute("data-step")) for part in parts]
 
-    assert shown() == [fullest(run)]
+    assert shown() == [fullest(drawn.demo_run())]
     page.keyboard.press("End")
     assert shown() == [last]
     page.keyboard.press("ArrowLeft")
@@ -152,24 +132,13 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     page.click("#player-main .play")
     marked = page.query_selector_all("#schedule .mark.now")
     assert {element.get_attribute("data-step") for element in marked} == {str(shown()[0])}
-
-
-def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(shared: Opened) -> None:
-    page = shared.page
     page.evaluate("location.hash = 'pool:3'")
     page.wait_for_selector("#pool.current")
     page.click("#pool .at:not([hidden]) .scroll")
     page.keyboard.press("ArrowRight")
-    assert page.inner_text("#player-main output").startswith("step 4 of")
-
-
-def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
-    opened = Opened(browser, file)
-    opened.page.goto(f"{file.as_uri()}#pool:3")
-    opened.page.reload()
-    parts = opened.page.query_selector_all("#pool .at:not([hidden])")
-    assert [part.get_attribute("data-step") for part in parts] == ["3"]
-    opened.context.close()
+    assert page.evaluate("location.hash") == "#pool:4"
+    page.reload()
+    assert shown() == [4]
 
 
 def test_a_leak_is_shown_when_it_is_chosen(shared: Opened) -> None:
@@ -234,29 +203,41 @@ def require_narrow(page: Any, *widths: int) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
 
 
-def test_paper_has_every_view_and_no_controls(opened: Opened) -> None:
+def test_paper_has_every_view_at_its_end_and_no_controls(opened: Opened) -> None:
+    go(opened.page, "batching", 3)
     opened.page.emulate_media(media="print")
     assert len([view for view in opened.page.query_selector_all(".view") if view.is_visible()]) == len(VIEWS)
     controls = ".player, nav, button"
     assert opened.page.eval_on_selector_all(controls, "all => all.some(each => each.checkVisibility())") is False
+    assert opened.page.eval_on_selector(".played", "one => getComputedStyle(one).clipPath") == "none"
+    require_at_its_end(opened.page)
 
 
-def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: Run) -> None:
-    opened = Opened(browser, file, java_script_enabled=False)
+def test_without_the_script_the_last_step_stands(browser: Any, file: Path) -> None:
+    opened, last = Opened(browser, file, java_script_enabled=False), len(drawn.demo_run().steps) - 1
     page = opened.page
     assert not any(element.is_visible() for element in page.query_selector_all(".player"))
-    assert page.is_visible(f'#schedule .at[data-step="{len(run.steps) - 1}"]')
+    assert page.is_visible(f'#schedule .at[data-step="{last}"]')
     assert not page.is_visible('#schedule .at[data-step="0"]')
     assert page.is_visible("#ragged .choice >> nth=2")
     assert not any(element.is_visible() for element in page.query_selector_all(".needs-script"))
+    assert page.get_attribute("#reach rect", "width") == page.get_attribute(".plays", "data-full")
+    require_at_its_end(page)
     opened.context.close()
+
+
+def require_at_its_end(page: Any) -> None:
+    """The moving picture, as on paper."""
+    last = int(page.get_attribute(".plays", "data-steps") or 0) - 1
+    shown = [element for element in page.query_selector_all("#batching .at") if element.is_visible()]
+    assert {element.get_attribute("data-step") for element in shown} == {str(last)}
+    assert not page.is_visible("#batching .playhead")
 
 
 def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     hostile = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">\u202e\0<!--"
-    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    model = lfm2np.load()
-    run = read_run(recorded(model, [Coming(hostile, hostile, params), Coming("b", "ann", params)]))
+    model, coming = lfm2np.load(), [Coming(hostile, hostile, demo.greedy(2)), Coming("b", "ann", demo.greedy(2))]
+    run = read_run(recorded(model, coming))
     file = tmp_path / "page.html"
     file.write_text(draw(run, model, hostile, hostile), encoding="utf-8")
     opened = Opened(browser, file)
@@ -268,34 +249,98 @@ def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     opened.context.close()
 
 
-def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_run: Run) -> None:
-    opened = Opened(browser, sparse_file)
+def test_experts_are_shown_step_by_step(browser: Any, tmp_path: Path) -> None:
+    """What their tables say: test_experts.py."""
+    run, file = read_run(demo.main_lines(lfm2np.load(SPARSE))), tmp_path / "experts.html"
+    file.write_text(draw(run, lfm2np.load(), "the demo", "lfm2np draw --demo --model ..."), encoding="utf-8")
+    opened = Opened(browser, file)
     page = opened.page
-    assert [view.get_attribute("id") for view in page.query_selector_all(".view")] == [
-        *VIEWS[:-1],
-        "experts",
-        VIEWS[-1],
-    ]
+    ids = [view.get_attribute("id") for view in page.query_selector_all(".view")]
+    assert ids == [*VIEWS[:-1], "experts", VIEWS[-1]]
     page.click('.side a[href="#experts"]')
-    compared = 0
-    for step in sparse_run.steps:
+    for step in run.steps[::4]:
         go(page, "main", step.number)
         (part,) = page.query_selector_all("#experts .at:not([hidden])")
         assert part.get_attribute("data-step") == str(step.number)
-        rows = [
-            row.evaluate("row => [...row.children].map(one => one.textContent)")
-            for row in part.query_selector_all(".rows tbody tr")
-        ]
-        assert [[int(cell or 0) for cell in cells[1:]] for cells in rows] == [
-            [*route.rows, route.num_choices, route.num_read] for route in routes(step)
-        ]
         squares = part.query_selector_all("svg .cell")
         assert len(squares) == step.num_tokens + routes(step)[0].num_choices
         assert all(square.is_visible() for square in squares)
-        compared += sum(map(len, rows))
-    assert compared > 400
     assert page.evaluate(CONTRAST) == []
     require_narrow(page, 360, 1920)
     assert opened.complaints == []
-    assert opened.requests == [sparse_file.as_uri()]
+    opened.context.close()
+
+
+# --- the moving picture
+
+# The places of the playhead from frame to frame, until the step of the picture is `last` or 300 frames have gone.
+PLACES = """async (last) => {
+  const head = document.querySelector(".playhead"), slider = document.querySelector("#player-batching input");
+  const places = [];
+  for (let frame = 0; frame < 300 && slider.value < last; frame++) {
+    places.push([+slider.value, head.getAttribute("transform")]);
+    await new Promise(requestAnimationFrame);
+  }
+  return places;
+}"""
+SHOWN = """() => {  // what is in sight of the picture, up to which place, and what was spoken
+  const part = document.querySelector("[data-player=batching] .at:not([hidden])");
+  return [+part.dataset.step, +document.querySelector("#reach rect").getAttribute("width"),
+          document.querySelector("#player-batching .spoken").textContent];
+}"""
+
+
+def test_nothing_plays_by_itself_and_play_pauses(opened: Opened) -> None:
+    page = opened.page
+    begun = page.evaluate(SHOWN)
+    assert len({tuple(place) for place in page.evaluate(PLACES.replace("300", "20"), 99)}) == 1
+    assert page.evaluate(SHOWN) == begun
+    page.select_option("#player-batching .speed", "4")
+    page.click("#player-batching .play")
+    assert page.inner_text("#player-batching .play") == "Pause"
+    page.evaluate(PLACES, 2)
+    assert page.evaluate(SHOWN)[2] == "", "steps that play are not spoken"
+    page.keyboard.press("p")
+    assert page.inner_text("#player-batching .play") == "Play"
+    step, reach, spoken = page.evaluate(SHOWN)
+    assert spoken.startswith(f"Step {step}. By requests, ")
+    page.evaluate(PLACES.replace("300", "20"), 99)
+    assert page.evaluate(SHOWN) == [step, reach, spoken]
+
+
+def test_cells_appear_as_time_reaches_them_at_the_speed_that_is_chosen(opened: Opened) -> None:
+    """At each step as far as its end; at the last all of the picture."""
+    page = opened.page
+    picture = page.eval_on_selector(".plays", "one => ({...one.dataset})")
+    last = int(picture["steps"]) - 1
+    for step in range(last + 1):
+        go(page, "batching", step)
+        shown, reach, spoken = page.evaluate(SHOWN)
+        end = float(picture["left"]) + float(picture["wide"]) * (step + 1)
+        assert (shown, reach) == (step, float(picture["full"]) if step == last else end)
+        assert spoken == page.inner_text(f'#batching .at[data-step="{step}"] .says')
+    page.click("#player-batching .back")
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(SHOWN)[0] == last - 2
+    for speed, seconds in (("0.5", 1.7), ("4", 0.0)):  # of a step, at least: a busy machine takes longer
+        page.select_option("#player-batching .speed", speed)
+        go(page, "batching", 0)
+        began = time.monotonic()
+        page.click("#player-batching .play")
+        page.evaluate(PLACES, 1)
+        assert time.monotonic() - began >= seconds
+        page.click("#player-batching .play")
+    assert set(page.eval_on_selector_all(".speed", "all => all.map(select => select.value)")) == {"4"}, "of all views"
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_time_moves_smoothly_only_for_who_wants_it(browser: Any, file: Path, motion: str) -> None:
+    opened = Opened(browser, file, reduced_motion=motion)
+    page = opened.page
+    go(page, "batching", 0)
+    page.select_option("#player-batching .speed", "2")
+    page.click("#player-batching .play")
+    places = {tuple(place) for place in page.evaluate(PLACES, 2)}
+    assert {step for step, _ in places} == {0, 1}
+    assert len(places) == 2 if motion == "reduce" else len(places) > 6
     opened.context.close()

@@ -38,13 +38,7 @@ def run_of(model: Model, **sizes: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def windowed_run(model: Model) -> Run:
-    return run_of(model, num_blocks=32)
-
-
-def test_a_run_without_windows_has_none(windowed_run: Run) -> None:
-    assert in_windows(demo_run()) is None
-    windows = in_windows(windowed_run)
-    assert windows is not None and windows.config["num_blocks"] == windowed_run.config["num_window_blocks"]
+    return run_of(model, num_blocks=32, num_window_blocks=40)
 
 
 @pytest.mark.parametrize("num_blocks", [32, 13])
@@ -57,19 +51,16 @@ def test_windowed_blocks_hold_what_the_next_row_sees(model: Model, num_blocks: i
     known = {name: list(asked.prompt) for name, asked in run.requests.items()}
     for step, held in zip(windows.steps, contents(windows), strict=True):
         for entry in step.entries:
-            count = entry.start + num_kept(step, entry)
-            text = known[entry.request_id] = [
-                *known[entry.request_id][: entry.start],
-                *entry.token_ids[: count - entry.start],
-                *known[entry.request_id][count:],
-            ]
+            count, text = entry.start + num_kept(step, entry), known[entry.request_id]
+            text[entry.start : count] = entry.token_ids[: count - entry.start]
             for at in range(max(0, count - 16), count):
                 assert held.tokens[entry.block_table[at // 4]][at % 4] == text[at]
 
 
 def test_a_block_is_given_back_while_its_request_runs(windowed_run: Run) -> None:
+    assert in_windows(demo_run()) is None
     windows = in_windows(windowed_run)
-    assert windows is not None
+    assert windows is not None and windows.config["num_blocks"] == windowed_run.config["num_window_blocks"]
     known = pools(windowed_run, windows)
     freed = {entry.request_id for step in windows.steps for entry in step.entries if FREED in entry.block_table}
     assert {"a", "b"} <= freed

@@ -23,6 +23,14 @@ def run(request: pytest.FixtureRequest) -> Run:
     return RUNS[request.param]()
 
 
+def test_the_page_opens_on_batching_and_says_what_to_look_at() -> None:
+    """Pinned: it opened on some twenty small matrices, and "On" beside "Play" read as a switch."""
+    page = drawn.demo_page()
+    lesson = page.partition('id="batching-title"')[2].partition('class="lesson">')[2]
+    assert lesson.startswith("Look at the hatched cells. By requests, ")
+    assert ">Next</button>" in page and ">On</button>" not in page
+
+
 def outcomes(run: Run) -> list[Outcome]:
     return [under(run, policy) for policy in POLICIES]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from page_checks import CONTRAST, each_view
+from tabs import Fill, Tab
 
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.server import serving
-from lfm2np.teaching.lab.settings import FIELDS, TEACHING_FAULTS, link_of, read_link, settings_of
+from lfm2np.teaching.lab.settings import TEACHING_FAULTS, link_of
 
 pytestmark = pytest.mark.browser
 
-Fill = Mapping[str, str]  # field -> what is typed or chosen
 HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">"
 
 
@@ -26,57 +26,17 @@ def address() -> Iterator[str]:
         yield url
 
 
-def open_form(page: Any) -> None:
-    page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(details => details.open = true)")
-
-
-def fill(page: Any, fields: Fill) -> None:
-    """Types or chooses, each in a form that is open."""
-    open_form(page)
-    for name, text in fields.items():
-        field = page.locator(f"#{name}")
-        if field.evaluate("field => field.tagName") == "SELECT":
-            field.select_option(text)
-        else:
-            while not field.is_visible():
-                page.click(".more")
-            field.fill(text)
-
-
-class Laboratory:
-    """A tab, with what it complained of and where its requests went."""
-
+class Laboratory(Tab):
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.address = address
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
-        self.complaints: list[str] = []
-        self.elsewhere: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.noted(request.url))
-        self.page.goto(address)
-
-    def noted(self, url: str) -> None:
-        if not url.startswith((self.address, "data:")):
-            self.elsewhere.append(url)
-
-    def open_form(self) -> None:
-        open_form(self.page)
+        super().__init__(browser.new_context(viewport={"width": 1280, "height": 900}, **options), address)
 
     def run(self, fields: Fill) -> None:
-        """Fills fields, and runs; the answer is there when this returns."""
-        fill(self.page, fields)
+        self.fill(fields)
         with self.page.expect_response(lambda response: response.request.resource_type == "fetch") as answer:
             self.page.click(".run")
         if answer.value.ok:
             self.page.wait_for_event("load")
         self.page.wait_for_selector(".run:not([aria-disabled])", state="attached")
-
-    @property
-    def settings(self) -> Any:
-        return settings_of(read_link(urlsplit(self.page.url).query))
 
 
 @pytest.fixture(scope="module")
@@ -99,60 +59,30 @@ def lab(tab: Laboratory) -> Iterator[Laboratory]:
 
 
 def test_every_control_changes_the_run(lab: Laboratory) -> None:
-    changes = {
-        "prompt-0": "copy: red ->",
-        "arrival-1": "2",
-        "tokens-2": "3",
+    fields = {
         "policy": "static",
         "block_size": "8",
-        "blocks": "20",
+        "blocks": "40",
         "budget": "9",
-        "slots": "2",
+        "slots": "8",
         "chunked": "off",
         "prefix_cache": "off",
         "drafts": "1",
         "fault": "positions-are-rows-of-the-batch",
     }
-    lab.run(changes)
+    asked = {"prompt-0": "copy: red ->", "arrival-1": "2", "tokens-2": "3", "prompt-6": "copy: red ->"}  # a new row
+    lab.run({**fields, **asked})
     settings = lab.settings
     requests = settings.requests
-    assert (requests[0].prompt, requests[1].arrival, requests[2].tokens) == ("copy: red ->", 2, 3)
-    assert (settings.policy, settings.block_size, settings.blocks) == ("static", 8, 20)
-    assert (settings.budget, settings.slots) == (9, 2)
-    assert (settings.chunked, settings.prefix_cache, settings.drafts) == ("off", "off", 1)
-    assert settings.fault == "positions-are-rows-of-the-batch"
+    assert (requests[0].prompt, requests[1].arrival, requests[2].tokens, len(requests)) == ("copy: red ->", 2, 3, 7)
+    assert {name: str(getattr(settings, name)) for name in fields} == fields
     lab.open_form()
-    for name, text in changes.items():
+    for name, text in {**fields, **asked}.items():
         assert lab.page.input_value(f"#{name}") == text
     assert TEACHING_FAULTS[settings.fault] in lab.page.inner_text("#result")
-    lab.run(
-        {
-            "model": "paper",
-            "prompt-0": "the cat",
-            "prompt-1": "",
-            "prompt-2": "",
-            **dict.fromkeys(("prompt-3", "prompt-4", "prompt-5"), ""),
-        }
-    )
+    lab.run({"model": "paper", "prompt-0": "the cat", **{f"prompt-{index}": "" for index in range(1, 7)}})
     assert lab.settings.model == "paper"
     assert len(lab.settings.requests) == 1
-
-
-def test_a_request_can_be_added(lab: Laboratory) -> None:
-    lab.run({"prompt-6": "copy: red ->", "slots": "8", "blocks": "40"})
-    assert len(lab.settings.requests) == 7
-    lab.open_form()
-    assert lab.page.inner_text(".asked:nth-child(7) td:nth-of-type(4)") == "red"
-
-
-def test_each_policy_gives_the_same_answers(lab: Laboratory) -> None:
-    answers = ".asked:not([hidden]) td:nth-of-type(4)"
-    before = lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)")
-    for policy in map(str, next(field.may for field in FIELDS if field.name == "policy")):
-        lab.run({"policy": policy, "blocks": "60"})
-        assert lab.settings.policy == policy
-        assert lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)") == before
-    assert all(before)
 
 
 def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
@@ -220,22 +150,6 @@ def test_rows_below_an_emptied_one_move_up_so_that_fields_and_letters_are_right(
     assert lab.page.input_value(f"#prompt-{'abcdefgh'.index(letter)}").startswith("count:")
 
 
-def test_where_the_keyboard_goes_on_after_a_run(lab: Laboratory) -> None:
-    lab.run({"blocks": "17"})
-    assert lab.page.evaluate("document.activeElement.id") == "result"
-    lab.page.goto(f"{lab.address}?lesson=5")
-    lab.run({"blocks": "13"})
-    assert lab.page.evaluate("document.activeElement.id") == "verdict"
-
-
-def test_a_fault_that_ends_the_engine_is_said_and_what_came_before_is_drawn(lab: Laboratory) -> None:
-    lab.run({"fault": "full-cache-raises-instead-of-evicting"})
-    assert "With this fault the engine ended" in lab.page.inner_text("#problem-fault")
-    assert lab.page.query_selector_all("#pool .at")
-    lab.run({"fault": ""})
-    assert not lab.page.query_selector_all(".problem")
-
-
 def test_a_hostile_prompt_runs_nothing(lab: Laboratory) -> None:
     lab.run({"prompt-0": HOSTILE, "blocks": "120"})
     assert lab.page.title() == "A laboratory of continuous batching"
@@ -243,21 +157,6 @@ def test_a_hostile_prompt_runs_nothing(lab: Laboratory) -> None:
     assert lab.page.input_value("#prompt-0") == HOSTILE
     for view in each_view(lab.page):
         assert lab.page.title() == "A laboratory of continuous batching", view
-
-
-def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) -> None:
-    first, second = Laboratory(browser, address), Laboratory(browser, address)
-    leaving = Laboratory(browser, address)
-    leaving.open_form()
-    leaving.page.fill("#blocks", "33")
-    leaving.page.evaluate("document.querySelector('.run').click()")
-    leaving.context.close()
-    first.run({"blocks": "21"})
-    second.run({"blocks": "22"})
-    assert (first.settings.blocks, second.settings.blocks) == (21, 22)
-    for lab in (first, second):
-        assert lab.complaints == lab.elsewhere == []
-        lab.context.close()
 
 
 def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
@@ -271,34 +170,20 @@ def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
 
 # --- lessons
 
-COPIES = {"prompt-0": "copy: tivu zo sa ->", "prompt-1": "copy: zo sa zo sa zo sa zo sa ->", "drafts": "4"}
-ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, right and what is said
-    1: ({"budget": "1"}, "The run took 9 steps", {"budget": "2"}, "chunks of 2 and 2 rows"),
-    2: ({"policy": "fcfs"}, "wastes 68 cells", {"policy": "waiting-served"}, "wastes 4 cells"),
-    3: ({"fault": ""}, "The fault is gone", {"slots": "1"}, "would never find the bug"),
-    4: ({"budget": "8"}, "request f", {"budget": "8", "policy": "prefill-first", "slots": "6"}, "request e has its"),
-    5: ({"blocks": "13"}, "request d is preempted in step 9", {"blocks": "14"}, "with 13 request d is preempted"),
-    6: ({"drafts": "4"}, "expected at most 12 with drafts", COPIES, "take 3 steps with drafts and 9 without"),
-}
 
-
-@pytest.mark.parametrize("number", [*map(int, LESSONS)])
-def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
-    lesson = LESSONS[str(number)]
-    wrong, seen, right, explanation = ANSWERS[number]
-    with lab.page.expect_navigation():
-        lab.page.click(f".lessons li:nth-child({number + 1}) a")
-    assert lab.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
-    assert lab.page.is_visible(f"#{lesson.view}.current")
+def test_a_lesson_is_failed_and_solved(lab: Laboratory) -> None:
+    """And the keyboard goes on where the answer is. What is said of other answers: test_lab_lessons.py."""
+    lab.open_lesson(5)
+    assert lab.page.inner_text(".lesson-text h2").startswith("Lesson 5: ")
+    assert lab.page.is_visible(f"#{LESSONS['5'].view}.current")
     assert not lab.page.query_selector_all("#verdict")
-    lab.run(wrong)
-    verdict = lab.page.inner_text("#verdict")
-    assert verdict.startswith("Not yet. ") and seen in verdict
-    lab.page.goto(f"{lab.address}?{link_of(lesson.start)}")
-    lab.run(right)
-    verdict = lab.page.inner_text("#verdict")
-    assert verdict.startswith("Right. ") and explanation in verdict
-    assert lab.settings.lesson == str(number)
+    for blocks, sentence in (("13", "Not yet. With 13 blocks request d is preempted"), ("14", "Right. ")):
+        lab.run({"blocks": blocks})
+        assert lab.page.inner_text("#verdict").startswith(sentence)
+        assert lab.page.evaluate("document.activeElement.id") == "verdict"
+    lab.page.goto(lab.address)
+    lab.run({"blocks": "17"})
+    assert lab.page.evaluate("document.activeElement.id") == "result"
 
 
 @pytest.mark.parametrize("has_script", [True, False])

@@ -29,94 +29,58 @@ def prompts_of(number: int, count: int, **change: Any) -> tuple[Asked, ...]:
     return tuple(replace(asked, **change) for asked in LESSONS[str(number)].start.requests[:count])
 
 
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (1, "The run took 6 steps, 1 for the prompt and 5 for decodes; expected 7 steps."),
-        (2, "static takes 25 steps and wastes 57 cells: expected at most 19 cells"),
-        (3, "Request b has other logits, though the same tokens, than without the fault: in step 0 it begins behind "),
-        (4, "Step 3 has 20 rows, expected at most 8."),
-        (5, "With 9 blocks request c is preempted in step 4."),
-        (6, "There are no drafts"),
-    ],
-)
-def test_what_a_lesson_starts_from_is_not_its_answer(number: int, sentence: str, again: Again) -> None:
-    verdict = judged(number, {}, again)
-    assert not verdict.right and sentence in verdict.sentence
+APART = tuple(replace(asked, arrival=20 * index) for index, asked in enumerate(prompts_of(3, 2)))
+RIGHT = [
+    (1, {"budget": 2}, "chunks of 2 and 2 rows"),
+    (1, {"budget": 3}, "chunks of 3 and 1 rows"),
+    (2, {"policy": "waiting-served"}, "23 steps and wastes 4 cells"),
+    (3, {"slots": 1}, "would never find the bug"),
+    (3, {"requests": APART}, "never find"),
+    (4, EASY, "request e has its first token 3 steps after it came"),
+    (5, {"blocks": 14}, "and with 13 request d is preempted in step 9"),
+    (6, {"drafts": 4, "requests": COPIES}, "take 3 steps with drafts and 9 without"),
+]
+WRONG = [  # {}: what the lesson starts from
+    (1, {}, "The run took 6 steps, 1 for the prompt and 5 for decodes; expected 7 steps."),
+    (1, {"budget": 1}, "The run took 9 steps, 4 for the prompt"),
+    (1, {"requests": prompts_of(1, 1, tokens=7)}, "number of tokens of request a is 7, and has to stay 6"),
+    (1, {"requests": prompts_of(1, 1, prompt="the cat")}, "The prompt of request a is 'the cat', and has to stay"),
+    (2, {}, "static takes 25 steps and wastes 57 cells: expected at most 19 cells"),
+    (2, {"policy": "fcfs"}, "wastes 68 cells: expected at most 19 cells; a step that takes a prompt beside"),
+    (2, {"slots": 1}, "static takes 38 steps and wastes 0 cells: expected at most 25 steps"),
+    (2, {"requests": prompts_of(2, 1)}, "There is 1 request; the lesson has 6."),
+    (3, {}, "Request b has other logits, though the same tokens, than without the fault: in step 0 it begins behind "),
+    (3, {"fault": ""}, "The fault is gone"),
+    (3, {"requests": prompts_of(3, 1)}, "At least two requests"),
+    (3, {"budget": 4}, "Request b has other logits, though the same tokens, than without the fault: in step 1"),
+    (4, {}, "Step 3 has 20 rows, expected at most 8."),
+    (4, {"budget": 8}, "but request f has its first token 5 steps after it came, expected at most 3"),
+    (4, {"budget": 8, "requests": prompts_of(4, 6, arrival=9)}, "The arrival of request a is 9, and has to stay 0"),
+    (
+        4,
+        EASY | {"fault": "convolution-crosses-requests"},
+        "fault is convolution-crosses-requests, and has to stay none",
+    ),
+    (5, {}, "With 9 blocks request c is preempted in step 4."),
+    (5, {"blocks": 15}, "With 15 blocks nobody is preempted, but neither is with 14."),
+    (5, {"blocks": 13}, "With 13 blocks request d is preempted in step 9."),
+    (5, {"blocks": 14, "prefix_cache": "off"}, "prefix cache is off, and has to stay on"),
+    (6, {}, "There are no drafts"),
+    (6, {"drafts": 4}, "take 17 steps with drafts and 19 without: expected at most 12 with drafts"),
+    (6, {"drafts": 4, "requests": COPIES[:1]}, "There is 1 request, expected at least two"),
+    (6, {"drafts": 4, "requests": (Asked("copy: red ->", 0, 2),) * 2}, "expected at least 6 without"),
+]
 
 
 @pytest.mark.parametrize(
-    ("number", "change", "sentence"),
-    [
-        (1, {"budget": 2}, "chunks of 2 and 2 rows"),
-        (1, {"budget": 3}, "chunks of 3 and 1 rows"),
-        (2, {"policy": "waiting-served"}, "23 steps and wastes 4 cells"),
-        (3, {"slots": 1}, "would never find the bug"),
-        (
-            3,
-            {"requests": tuple(replace(asked, arrival=20 * i) for i, asked in enumerate(prompts_of(3, 2)))},
-            "never find",
-        ),
-        (4, EASY, "request e has its first token 3 steps after it came"),
-        (5, {"blocks": 14}, "and with 13 request d is preempted in step 9"),
-        (6, {"drafts": 4, "requests": COPIES}, "take 3 steps with drafts and 9 without"),
-    ],
+    ("number", "change", "right", "sentence"),
+    [(*row[:2], right, row[2]) for rows, right in ((RIGHT, True), (WRONG, False)) for row in rows],
 )
-def test_a_solution_is_right(number: int, change: Change, sentence: str, again: Again) -> None:
+def test_an_answer_is_judged_by_what_was_seen(
+    number: int, change: Change, right: bool, sentence: str, again: Again
+) -> None:
     verdict = judged(number, change, again)
-    assert verdict.right and sentence in verdict.sentence, verdict
-
-
-@pytest.mark.parametrize(
-    ("number", "change", "sentence"),
-    [
-        (1, {"budget": 1}, "The run took 9 steps, 4 for the prompt"),
-        (1, {"requests": prompts_of(1, 1, tokens=7)}, "number of tokens of request a is 7, and has to stay 6"),
-        (1, {"requests": prompts_of(1, 1, prompt="the cat")}, "The prompt of request a is 'the cat', and has to stay"),
-        (2, {"policy": "fcfs"}, "wastes 68 cells: expected at most 19 cells; a step that takes a prompt beside"),
-        (2, {"slots": 1}, "static takes 38 steps and wastes 0 cells: expected at most 25 steps"),
-        (2, {"requests": prompts_of(2, 1)}, "There is 1 request; the lesson has 6."),
-        (3, {"fault": ""}, "The fault is gone"),
-        (3, {"requests": prompts_of(3, 1)}, "At least two requests"),
-        (3, {"budget": 4}, "Request b has other logits, though the same tokens, than without the fault: in step 1"),
-        (4, {"budget": 8}, "but request f has its first token 5 steps after it came, expected at most 3"),
-        (4, {"budget": 8, "requests": prompts_of(4, 6, arrival=9)}, "The arrival of request a is 9, and has to stay 0"),
-        (
-            4,
-            EASY | {"fault": "convolution-crosses-requests"},
-            "fault is convolution-crosses-requests, and has to stay none",
-        ),
-        (5, {"blocks": 15}, "With 15 blocks nobody is preempted, but neither is with 14."),
-        (5, {"blocks": 13}, "With 13 blocks request d is preempted in step 9."),
-        (5, {"blocks": 14, "prefix_cache": "off"}, "prefix cache is off, and has to stay on"),
-        (6, {"drafts": 4}, "take 17 steps with drafts and 19 without: expected at most 12 with drafts"),
-        (6, {"drafts": 4, "requests": COPIES[:1]}, "There is 1 request, expected at least two"),
-        (6, {"drafts": 4, "requests": (Asked("copy: red ->", 0, 2),) * 2}, "expected at least 6 without"),
-    ],
-)
-def test_a_wrong_answer_is_told_what_was_seen(number: int, change: Change, sentence: str, again: Again) -> None:
-    verdict = judged(number, change, again)
-    assert not verdict.right and sentence in verdict.sentence, verdict
-
-
-SOLUTIONS: dict[str, Change] = {
-    "1": {"budget": 1},  # a wrong one, whose first steps need no token
-    "2": {"policy": "waiting-served"},
-    "3": {"slots": 1},
-    "4": EASY,
-    "5": {"blocks": 14},
-    "6": {"drafts": 4, "requests": COPIES},
-}
-
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=() if number in ("1", "3") else pytest.mark.slow) for number in LESSONS]
-)
-def test_an_answer_is_drawn_with_the_view_to_look_at(number: str) -> None:
-    status, page = compute(link_of(replace(LESSONS[number].start, **SOLUTIONS[number])))
-    assert status == 200
-    assert f'<section id="{LESSONS[number].view}"' in page
-    assert ("Not yet." if number == "1" else "Right.") in page
+    assert verdict.right == right and sentence in verdict.sentence, verdict
 
 
 def test_the_smallest_pool_is_the_smallest_of_all(again: Again) -> None:
@@ -136,16 +100,13 @@ def test_a_run_that_was_stopped_is_no_answer(again: Again, monkeypatch: pytest.M
     assert not verdict.right and verdict.sentence.startswith("The run was stopped after 20 steps")
 
 
-def test_a_lesson_is_on_its_page_with_its_verdict_and_a_view_that_is_there() -> None:
-    lesson = LESSONS["1"]
-    status, page = compute(link_of(lesson.start))
-    assert status == 200 and "Not yet." not in page and lesson.hint.split("?")[0][:40] in page
-    changed = replace(lesson.start, block_size=2 * lesson.start.block_size)
-    assert "Not yet." in compute(link_of(changed))[1], "only what was tried is judged"
-    assert f'<section id="{lesson.view}"' in page and f'href="#{lesson.view}"' in page
-
-
-def test_every_lesson_has_a_short_text_and_names_a_view() -> None:
+def test_a_lesson_is_on_its_page_with_a_short_text_its_view_and_the_verdict_on_what_was_tried() -> None:
     _, page = compute(link_of(replace(LESSONS["3"].start, lesson="")))
     for lesson in LESSONS.values():
         assert 2 <= len(lesson.text) <= 4 and f'<section id="{lesson.view}"' in page
+    lesson = LESSONS["1"]
+    tried: list[tuple[dict[str, Any], str]] = [({}, ""), ({"block_size": 4}, "Not yet."), ({"budget": 2}, "Right.")]
+    for change, said in tried:
+        status, page = compute(link_of(replace(lesson.start, **change)))
+        assert status == 200 and lesson.hint.split("?")[0][:40] in page and f'href="#{lesson.view}"' in page
+        assert [word for word in ("Not yet.", "Right.") if word in page] == ([said] if said else [])

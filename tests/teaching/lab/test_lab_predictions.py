@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import lessons as solutions  # fixtures/lessons.py
 import pytest
+from forms import Forms
 
 from lfm2np.teaching.lab.lessons import LESSONS, Again, Unreadable, judge_guesses, read_number, read_requests
 from lfm2np.teaching.lab.page import compute, lab_page, typed_of
@@ -181,33 +180,6 @@ def test_what_is_no_letter_of_a_request_is_said(text: str) -> None:
 # --- links and pages
 
 
-class Forms(HTMLParser):
-    """What a browser would send of each form, and what describes the field of each name."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.sent: dict[str, list[tuple[str, str]]] = {}
-        self.described: dict[str, str] = {}
-        self.focused: list[str] = []
-        self._form = self._select = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        attributes = {key: value or "" for key, value in attrs}
-        if tag == "form":
-            self._form = attributes.get("id", attributes.get("aria-label", ""))
-            self.sent[self._form] = []
-        if tag == "input" and "name" in attributes:
-            self.sent[self._form].append((attributes["name"], attributes["value"]))
-            if attributes.get("type") != "hidden":
-                self.described[attributes["name"]] = attributes.get("aria-describedby", "")
-            self.focused += [attributes["name"]] if "autofocus" in attributes else []
-        if tag == "select":
-            self._select = attributes.get("name", "")  # the player's has none, and is in no form
-        if tag == "option" and "selected" in attributes and self._select:
-            self.sent[self._form].append((self._select, attributes["value"]))
-
-
 def test_a_guess_is_judged_where_it_was_entered_and_stays() -> None:
     status, page = compute("lesson=1&guess-2=eight&guess-1=10")
     assert status == 200
@@ -273,18 +245,3 @@ def test_the_teachers_page_has_each_right_answer_as_the_engine_judges_it(again: 
     text = TEACHING.read_text(encoding="utf-8")
     written = text.partition(solutions.FIRST)[2].partition(solutions.LAST)[0].strip("\n")
     assert written == solutions.right_answers(again), "python fixtures/lessons.py --write"
-
-
-def test_each_link_of_a_solution_is_judged_as_it_says(again: Again) -> None:
-    text = "\n".join(solutions.tables(again))
-    rows = re.findall(r"^\| \[[^\n]*?\]\((http\S+)\) \| (\*\*Right\.\*\*|Not yet\.) (.+) \|$", text, re.M)
-    seen = set()
-    for link, word, sentence in rows:
-        typed = typed_of(urlsplit(link).query)
-        settings = settings_of(typed)
-        lesson, now = LESSONS[settings.lesson], again(settings)
-        verdicts = judge_guesses(lesson, typed, now, again) or {"settings": lesson.check(now, again)}
-        assert list(verdicts.values()) == [Verdict(word != "Not yet.", sentence)], link
-        seen.add((lesson.number, *verdicts, word))
-    kinds = [(number, kind) for number in LESSONS for kind in (*GUESSES, "settings")]
-    assert seen == {(*kind, word) for kind in kinds for word in ("**Right.**", "Not yet.")}, "each is solved and failed"

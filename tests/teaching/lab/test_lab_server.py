@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
@@ -13,10 +17,12 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from lfm2np.commands.cli import main
 from lfm2np.teaching.lab import server
 from lfm2np.teaching.lab.page import compute
 from lfm2np.teaching.lab.server import serving
 
+COMMAND = [sys.executable, "-m", "lfm2np", "lab", "--port", "0", "--no-browser", "--json"]
 PAPER = "model=paper&prompt=the+cat&tokens=2"
 
 
@@ -123,3 +129,29 @@ def test_one_run_is_computed_at_a_time(port: int, monkeypatch: pytest.MonkeyPatc
     """A fault changes the functions of the process."""
     monkeypatch.setattr(server, "computed", lambda link: (200, str(server.one_at_a_time.locked())))
     assert ask(port, "/?x").text == "True"
+
+
+# --- `lfm2np lab` as a process
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_answers_and_ends(how: signal.Signals) -> None:
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = urlsplit(json.loads(process.stdout.readline())["url"])
+            assert url.hostname == "127.0.0.1"
+            assert ask(url.port or 0, "/?slots=0").status == 400
+            process.send_signal(how)
+            assert process.wait(60) == 0
+            assert process.stdout.read() == process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["lab", "--no-browser", "--port", port]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"lfm2np: RequestError: --port {port}: ") and "in use" in error

@@ -17,14 +17,13 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from lessons import SETTINGS, judged_guesses
 from page_checks import CONTRAST
-from static_site import served
-from test_lab_browser import ANSWERS, Fill, fill, open_form
+from tabs import Fill, Tab, served
 
 from lfm2np.teaching.lab import lessons
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.page import compute
-from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, link_of, read_link, settings_of
-from lfm2np.teaching.lab.static.browser import HOST, PAGE
+from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, link_of
+from lfm2np.teaching.lab.static.browser import HOST
 from lfm2np.teaching.lab.static.build import write_static
 
 pytestmark = pytest.mark.browser
@@ -47,23 +46,9 @@ def address(folder: Path) -> Iterator[str]:
         yield f"{top}a%20path/lab/"
 
 
-class Visit:
-    """A tab, with what it complained of and where its requests went."""
-
+class Visit(Tab):
     def __init__(self, context: Any, address: str, query: str = "") -> None:
-        self.address, self.context = address, context
-        self.page = context.new_page()
-        self.page.set_default_timeout(PATIENCE)
-        self.complaints: list[str] = []
-        self.elsewhere: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        context.on("request", lambda request: self.noted(request.url))
-        self.page.goto(address + query)
-
-    def noted(self, url: str) -> None:
-        if not url.startswith((self.address, "data:")):
-            self.elsewhere.append(url)
+        super().__init__(context, address, query, PATIENCE)
 
     def until(self, is_so: Callable[[], object]) -> None:
         """A page with this policy runs no text as code, so it is asked again and again."""
@@ -84,8 +69,7 @@ class Visit:
         self.until(lambda: "without network" in self.state)
 
     def run(self, fields: Fill) -> None:
-        """Fills fields, and runs; the answer is there when this returns."""
-        fill(self.page, fields)
+        self.fill(fields)
         self.page.click(".run")
         self.page.wait_for_selector(".run:not([aria-disabled])", state="attached")
 
@@ -94,14 +78,8 @@ class Visit:
         self.page.click(link)
         self.page.wait_for_selector("body:not([data-old])", state="attached")
 
-    @property
-    def settings(self) -> Any:
-        return settings_of(read_link(urlsplit(self.page.url).query))
-
-    def close(self) -> None:
-        assert self.complaints == []
-        assert self.elsewhere == []
-        self.context.close()
+    def open_lesson(self, number: int) -> None:
+        self.follow(f".lessons li:nth-child({number + 1}) a")
 
 
 @pytest.fixture(scope="module")
@@ -116,21 +94,15 @@ def visit(browser: Any, address: str) -> Iterator[Visit]:
 # --- a visit
 
 
-def test_a_first_visit_one_without_network_and_one_to_a_newer_folder(
-    browser: Any, folder: Path, address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_first_visit_one_without_network_and_one_to_a_newer_folder(browser: Any, folder: Path, address: str) -> None:
     """The newer page is seen although a browser takes a file of a month ago to be fresh for days."""
     path = folder / "a path" / "lab" / "index.html"
     os.utime(path, (0, time.time() - 30 * 86400))
-    began = time.monotonic()
     visit = Visit(browser.new_context(), address)
     assert visit.page.is_visible("#batching"), "a run is drawn before anything computes"
     visit.ready()
-    started = time.monotonic()
     visit.run({"policy": "static"})
     assert visit.settings.policy == "static"
-    with capsys.disabled():
-        print(f"\nready after {started - began:.1f} s, the first run {time.monotonic() - started:.1f} s")
     visit.kept()
     visit.context.set_offline(True)
     visit.page.goto(f"{address}?lesson=1")
@@ -186,15 +158,6 @@ def test_the_digests_here_are_those_of_the_readme_and_the_run_is_proved(visit: V
     assert visit.page.evaluate(CONTRAST) == []
 
 
-def test_a_broken_run_is_not_proved(visit: Visit) -> None:
-    visit.run({"fault": "convolution-crosses-requests"})
-    visit.page.focus("#host-prove")
-    visit.page.keyboard.press("Enter")
-    visit.page.wait_for_selector("#host-proof dd.wrong")
-    assert "the logits are not those that it has alone" in visit.page.inner_text("#host-proof dd.wrong")
-    visit.page.wait_for_selector("#host-prove:visible")
-
-
 @pytest.mark.slow
 def test_a_second_tab_computes_by_itself(visit: Visit) -> None:
     second = Visit(visit.context, visit.address)
@@ -208,10 +171,14 @@ def test_a_second_tab_computes_by_itself(visit: Visit) -> None:
 
 
 def test_back_and_forward(visit: Visit) -> None:
+    """And the keyboard goes on where the answer is."""
     visit.follow(".lessons a")
-    visit.run({"blocks": "23"})
-    visit.follow(".lessons li:nth-child(3) a")
-    assert visit.page.inner_text(".lesson-text h2").startswith("Lesson 2")
+    visit.run({"slots": "0"})
+    assert visit.page.inner_text("#problem-slots") == "'0': expected a whole number, 1 to 8."
+    assert visit.page.evaluate("document.activeElement.id") == "slots"
+    visit.run({"slots": "2", "blocks": "23"})
+    visit.open_lesson(2)
+    assert visit.page.evaluate("document.activeElement.textContent").startswith("Lesson 2: ")
     visit.page.go_back()
     visit.until(lambda: not visit.page.query_selector(".lesson-text"))
     assert visit.page.input_value("#blocks") == "23"
@@ -224,9 +191,9 @@ def test_back_and_forward(visit: Visit) -> None:
 
 def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
     """Also where a page was left for another before it came."""
-    visit.follow(".lessons li:nth-child(4) a")
+    visit.open_lesson(3)
     assert "Broken" in visit.page.inner_text("#result")
-    visit.follow(".lessons li:nth-child(2) a")
+    visit.open_lesson(1)
     visit.page.click(".run", no_wait_after=True)
     visit.page.go_back()
     visit.until(lambda: "Broken" in visit.page.inner_text("#result") and "Ready" in visit.state)
@@ -239,8 +206,8 @@ def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
 
 
 def test_what_was_typed_outlasts_a_guess(visit: Visit) -> None:
-    visit.follow(".lessons li:nth-child(2) a")
-    open_form(visit.page)
+    visit.open_lesson(1)
+    visit.open_form()
     length = visit.page.evaluate("history.length")
     visit.page.fill("#budget", "9")
     visit.page.fill("#guess-2", "7")
@@ -285,7 +252,7 @@ def test_a_link_a_proof_and_a_run_that_are_stopped(browser: Any, address: str) -
     assert visit.page.evaluate("document.activeElement.id") == "host-state"
     rows = {f"prompt-{index}": f"count: 1{index} to 30 ->" for index in range(6)}
     lengths = {f"tokens-{index}": "48" for index in range(6)}
-    open_form(visit.page)
+    visit.open_form()
     for name, text in {**rows, **lengths, "blocks": "128", "slots": "1"}.items():
         visit.page.fill(f"#{name}", text)
     visit.page.click(".run", no_wait_after=True)
@@ -301,39 +268,6 @@ def test_a_link_a_proof_and_a_run_that_are_stopped(browser: Any, address: str) -
 
 
 # --- all of the laboratory
-
-
-@pytest.mark.parametrize("number", [1, 4])  # of either model; what the engine says of the others, see below
-def test_a_lesson_is_failed_and_solved(visit: Visit, number: int) -> None:
-    lesson = LESSONS[str(number)]
-    wrong, seen, right, praised = ANSWERS[number]
-    visit.follow(f".lessons li:nth-child({number + 1}) a")
-    assert visit.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
-    assert visit.page.evaluate("document.activeElement.textContent") == f"Lesson {number}: {lesson.title}"
-    assert visit.page.is_visible(f"#{lesson.view}.current")
-    visit.run(wrong)
-    verdict = visit.page.inner_text("#verdict")
-    assert verdict.startswith("Not yet. ") and seen in verdict
-    visit.follow(f".lessons li:nth-child({number + 1}) a")
-    visit.run(right)
-    verdict = visit.page.inner_text("#verdict")
-    assert verdict.startswith("Right. ") and praised in verdict
-    visit.run({"slots": "0"})
-    assert visit.page.inner_text("#problem-slots") == "'0': expected a whole number, 1 to 8."
-    assert visit.page.evaluate("document.activeElement.id") == "slots"
-
-
-def test_predictions_are_failed_and_right(visit: Visit) -> None:
-    """With the sentences that the engine gives here: a number, then letters."""
-    again, lesson = cache(lessons.again), LESSONS["5"]
-    visit.follow(".lessons li:nth-child(6) a")
-    for place, name in enumerate(GUESSES):
-        (right, why), (wrong, why_not), *_ = judged_guesses(lesson, place, again(lesson.start), again)
-        for guess, sentence in ((wrong, f"Not yet. {why_not.sentence}"), (right, f"Right. {why.sentence}")):
-            visit.page.fill(f"#{name}", guess)
-            visit.follow(f"form:has(#{name}) button")
-            assert visit.page.inner_text(f"#verdict-{name}") == sentence
-            assert visit.page.evaluate("document.activeElement.id") == name
 
 
 def solved(number: str) -> str:
@@ -357,13 +291,6 @@ def test_a_page_here_is_the_page_of_the_server(visit: Visit) -> None:
         assert (here["status"], here["text"]) == compute(query, HOST), query
 
 
-def test_a_longer_run_is_drawn_beside_it(visit: Visit) -> None:
-    page = visit.context.new_page()
-    page.goto(f"{visit.address}{PAGE}")
-    assert page.query_selector(".view")
-    page.close()
-
-
 # --- how it looks
 
 
@@ -377,18 +304,6 @@ def test_it_fits_and_can_be_read(browser: Any, address: str) -> None:
         assert visit.page.evaluate(CONTRAST) == []
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     visit.context.close()
-
-
-def test_who_hears_the_page_hears_what_it_does(visit: Visit) -> None:
-    visit.follow(".lessons a")
-    visit.page.eval_on_selector(".settings", "settings => settings.open = true")
-    session = visit.context.new_cdp_session(visit.page)
-    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
-    heard = {
-        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
-    }
-    assert {("button", "Prove it here"), ("button", "Run")} <= heard
-    assert any(role == "status" for role, _ in heard)
 
 
 # --- a browser that can't
