@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,11 @@ def test_a_checkpoint_against_itself_costs_exactly_nothing(files: Path, capsys: 
     assert comparison["perplexities"][0]["ratio"] == 1.0
 
 
-def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, capsys: pytest.CaptureFixture[str]):
-    paths = [files / f"trained-{name}.gguf" for name in ("Q8_0", "Q4_0")]
+def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, tmp_path: Path, capsys: Any):
+    """Files of one name are shown by their paths."""
+    (odd := tmp_path / "x\u202ey").mkdir()
+    paths = [files / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf", odd / "trained-Q8_0.gguf"]
+    paths[2].write_bytes(paths[0].read_bytes())
     both = figures(capsys, TRAINED, *paths, "--requests", files / "r.jsonl")
     (alone,) = figures(capsys, TRAINED, paths[1], "--requests", files / "r.jsonl")["quantised"]
     assert both["quantised"][1] == alone
@@ -48,26 +50,11 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     assert main(["compare", str(TRAINED), *map(str, paths), *options]) == 0
     said = capsys.readouterr().out
     assert f"digest     {both['digest']}" in said and "4 requests (17 positions)" in said
-    rows = [line.split()[:2] for line in said.splitlines() if line.startswith("trained-Q")]
-    names = ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
-    assert rows == [[names[0], "8.58"], [names[1], "4.59"], *([name, "requests"] for name in names)]
+    rows = [line.split()[:2] for line in said.splitlines() if "trained-Q" in line and "requests" not in line.split()[1]]
+    names = [str(paths[0]), "trained-Q4_0.gguf", str(paths[2]).replace("\u202e", "<U+202E>")]
+    assert rows[-3:] == [[names[0], "8.58"], [names[1], "4.59"], [names[2], "8.58"]]
     read = page.read_text(encoding="utf-8")
-    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Perplexity"))
-    assert "default-src &#x27;none&#x27;" in read and not re.search(r"<(script|link|img)\b|(src|href)=\"[^#]", read)
-
-
-def test_foreign_names_do_nothing_and_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: Path, capsys):
-    (odd := tmp_path / "x\u202ey").mkdir()
-    paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", tmp_path / "<script>alert(1)<\u202e.gguf"]
-    for path in paths[1:]:
-        path.write_bytes(paths[0].read_bytes())
-    requests = written(tmp_path / "r.jsonl", [LINES[1]])
-    page = tmp_path / "page.html"
-    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", requests, "--html", str(page)]) == 0
-    read = page.read_text(encoding="utf-8")
-    assert "<script" not in read and "\u202e" not in read and "&lt;script&gt;" in read
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " 8.58 " in line]
-    assert rows == [str(path).replace("\u202e", "<U+202E>") for path in (*paths[:2], paths[2].name)]
+    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Perplexity")) and "\u202e" not in read
 
 
 def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, capsys: Any):
