@@ -8,32 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import lfm2np
+from http_player import said
+
 from lfm2np.oracle.engines.records import Answer, Ids, Request
 
 BLOCK, CAPACITY = 16, 32  # tokens of a block, and blocks
 WAYS = ("right", "never-hits", "silent", "other-state", "border", "evicted")
-
-
-@cache
-def model() -> lfm2np.Model:
-    return lfm2np.load(numerics="float32")
-
-
-@cache
-def right(prompt: Ids, new: int) -> Answer:
-    """Computed without any cache."""
-    engine = lfm2np.Engine(model(), prefix_caching=False)
-    params = lfm2np.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, logprobs=0)
-    engine.add_request("q", list(prompt), params)
-    while engine.has_unfinished:
-        outputs = engine.step()
-    (said,) = outputs[0].outputs
-    logprobs = tuple(each.logprob for each in said.logprobs or ())
-    return Answer(tuple(said.token_ids), logprobs, finish_reason="length")
 
 
 class Caching:
@@ -52,7 +34,7 @@ class Caching:
 
     def answer(self, prompt: Ids, new: int) -> Answer:
         count, held = self.cached(prompt)
-        answer = right((*held, *prompt[count:]), new)
+        answer = said((*held, *prompt[count:]), new)
         self.publish(prompt)
         return answer if self.way == "silent" else replace(answer, cached_tokens=count)
 
