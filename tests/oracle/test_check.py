@@ -29,7 +29,6 @@ from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities, Played, TargetError
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
@@ -195,9 +194,9 @@ def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model,
                 for name in ("logprobs", "prompt_logprobs")
             }
             pairs.append((request, replace(answer, top_logprobs=None, **values)))
-        return judged(model, Abilities("shifted"), "float32", pairs, known=known).total.verdict
+        return judged(model, Abilities("shifted"), "float32", pairs, known=known_of(model)).total.verdict
 
-    exact, known = told(model, "lfm2np.suite.adapters:own"), Known()
+    exact = told(model, "lfm2np.suite.adapters:own")
     most = math.ldexp(model.config.vocab_size, -25)
     assert shifted(sign * most) is Verdict.EXACT
     assert shifted(8.0 * sign * most) in WRONG

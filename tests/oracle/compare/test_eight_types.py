@@ -14,11 +14,10 @@ from typing import Any
 import blas
 import numpy as np
 import pytest
-from quantise import FILE_TYPES, FP4_VALUES, IQ4_VALUES, PLAIN, quantised, write_types
+from quantise import FILE_TYPES, write_types
 from sides import LINES, MOE, TRAINED, figures, written
 
 import lfm2np
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 
 ALL, FEW = tuple(FILE_TYPES), ("Q8_0", "MXFP4")
 # Of the files' bytes, and of the figures of the lines of sides.py: any machine must make the same.
@@ -61,37 +60,6 @@ def test_figures_are_the_same_under_other_kernels_and_threads(tmp_path: Path):
         variables = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": kernel}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["figures"]["digest"] == PINNED[FEW][1], kernel
-
-
-@pytest.mark.parametrize("name", FILE_TYPES)
-def test_no_other_code_is_nearer(name: str):
-    """Of blocks of any size, of one sign, of zeros: the scale is kept, and every code tried."""
-    random = np.random.default_rng(11)
-    rows = np.concatenate(
-        [
-            random.normal(0.0, 1.0, (6, 32)) * 2.0 ** np.array([[0], [-9], [5], [-3], [1], [-6]]),
-            np.abs(random.normal(3.0, 1.0, (2, 32))),
-            -np.abs(random.normal(3.0, 1.0, (1, 32))),
-            np.zeros((1, 32)),
-            np.full((1, 32), 0.5),
-        ]
-    ).astype(np.float32)
-    content = np.frombuffer(quantised(rows, name), np.uint8)
-    if name in PLAIN:
-        assert np.array_equal(content.view("<f2").reshape(rows.shape), rows.astype(np.float16))
-        return
-    kind = QUANTISED[name]
-    blocks = content.reshape(-1, kind.size)
-    values = values_of(blocks, name)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    assert np.array_equal(values[9], np.zeros(32)) and (np.abs(values - rows) <= largest / 3.5).all()
-    codes = {"Q8_0": range(-127, 128), "Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q4_1": range(16)}
-    codes |= {"Q5_1": range(32), "IQ4_NL": IQ4_VALUES.tolist(), "MXFP4": FP4_VALUES.tolist()}
-    halves = [blocks[:, at : at + 2].copy().view("<f2").astype(np.float64) for at in kind.halves]  # [n, 1] each
-    scale, *added = halves or [np.ldexp(1.0, blocks[:, :1].astype(np.int32) - 128)]
-    tried = scale[:, :, None] * np.array(list(codes[name]), np.float64) + (added[0][:, :, None] if added else 0.0)
-    best = np.abs(rows[:, :, None] - tried).min(axis=2)
-    assert np.array_equal(np.abs(rows - values), best)
 
 
 def test_a_mixture_has_its_factor_in_its_weights(tmp_path: Path):

@@ -220,16 +220,6 @@ def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> No
     assert first.recomputed == (ATTENDED,)
 
 
-def test_from_block_outputs_alone_the_layer_is_found() -> None:
-    model = loaded(TRAINED, "exact")
-    with inject("rotation-backwards"):
-        recorded = record(model, prompt(0, 24))
-    first = located(model, recorded, lambda name: name.count(".") == 2).findings[0]
-    assert (first.name, first.layer) == ("model.layers.2", 2)
-    assert ATTENDED in first.recomputed
-    assert "model.layers.1" not in first.recomputed
-
-
 @pytest.mark.parametrize("name", [*AT_LENGTH, *LFM3S_AT_LENGTH])
 def test_a_fault_that_shows_only_at_length_is_found_at_its_operation(
     name: str, monkeypatch: pytest.MonkeyPatch

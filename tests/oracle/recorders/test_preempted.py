@@ -101,13 +101,6 @@ def located(model: Model, engine: str, prompts: Sequence[Sequence[int]] = PROMPT
     return locate(open_checkpoint(TRAINED, model.config), model.config, parse_dump(content, "dump", model.config))
 
 
-def test_one_row_of_logits_a_step_belongs_to_the_last_token_of_the_step(model: Model) -> None:
-    """Pinned: with steps of 8, 3, 1, ... tokens the first of the rows was taken for that of token 9."""
-    report = located(model, "Right", PROMPTS[:1])
-    assert report.findings == ()
-    assert "lm_head" in [check.name for check in report.checks]
-
-
 def test_a_row_a_step_that_another_writer_dumped_is_refused_as_ambiguous(model: Model) -> None:
     tensors = {"token_ids": np.arange(92), "steps": np.array([64, 27, 1])}
     for rows in (2, 4, 92):  # of the last steps, the last ones, all
