@@ -43,7 +43,7 @@ from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, rounds
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
 
 WIDE = {"wide-batches"}
 BATCHES = {"neighbours", "families", "aborts", "large-steps", *WIDE}

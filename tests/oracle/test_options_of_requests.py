@@ -27,7 +27,7 @@ from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
 from lfm2np.suite.adapters import Own
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
 HERE = "test_options_of_requests"

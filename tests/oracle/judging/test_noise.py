@@ -89,15 +89,6 @@ def test_frequencies_are_some_units_of_float32_off(positions: list[int], theta: 
     assert 0 < np.abs(engine.frequency_errors).max() <= ROTARY_UNITS * 2.0**-24
 
 
-def test_a_matrix_whose_sums_are_in_another_order_is_the_same_map() -> None:
-    random = np.random.default_rng(0)
-    weight, x = random.normal(size=(7, 33)).astype(np.float32), random.normal(size=(4, 33)).astype(np.float32)
-    for draw in range(8):
-        numerics = emulated("float32", 0, draw)
-        matrix = numerics.prepare_matrix(weight, "model.x.weight")
-        assert np.allclose(numerics.linear(x, matrix), x.astype(np.float64) @ weight.T, atol=1e-5)
-
-
 @given(st.integers(1, 90), st.integers(0, 1000))
 def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: int, seed: int) -> None:
     random = np.random.default_rng(seed)

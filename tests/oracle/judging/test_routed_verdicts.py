@@ -371,10 +371,6 @@ def test_a_difference_is_seen_exactly_where_another_choice_was_better(values: li
         assert mismatch.ratio == pytest.approx(behind / np.sqrt(0.5))
 
 
-def test_where_every_expert_is_chosen_no_other_choice_is_near() -> None:
-    assert (margins(np.ones((1, 1, 4), np.float32), np.ones((1, 1, 4), np.float32), 4) == np.inf).all()
-
-
 def test_reported_routes_come_in_several_forms(published: Model) -> None:
     config, routes = published.config, own_routes(published)
     rows = len(routes) - 1

@@ -31,6 +31,8 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.workloads import Writer, rounds
 
+pytestmark = pytest.mark.usefixtures("without_constants")
+
 
 @cache
 def model() -> Model:

@@ -159,9 +159,6 @@ def test_too_little_in_the_dump_is_no_verdict() -> None:
     assert report.unreached[0] == "model.layers.2.operator_norm"
 
 
-# --- what each operation does to spreads
-
-
 # --- patterns
 
 

@@ -31,7 +31,7 @@ from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.sending import send_all
 from lfm2np.teaching.tutorial import Adapter, Shown
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
