@@ -69,12 +69,16 @@ def test_a_report_does_not_need_this_package(script: Path):
     assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
 
 
-def test_some_cases_are_named_words_escaped_and_runs_of_other_pins_or_commands_not_shown():
+def test_runs_that_differ_are_one_row_some_cases_named_words_escaped_and_runs_of_other_pins_or_commands_not_shown():
     """All else that a row may say stands on the page."""
+    wrong = {"verdict": "BUG", "suspects": ["right cold, wrong warm"], "counts": {"EXACT": 9, "BUG": 3}, "flips": 3}
+    differing = [record(), record(run=2, **wrong), record(run=3)]
     refused = record(format="bfloat16", verdict="refused", reasons=["ValueError: a|b"])
     others = [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]  # of a recipe as it was once
-    _, _, one, other = table([record(cases="short-prompts"), refused, *others], [NUMPY]).split("\n")
-    assert "1,234 of `--cases short-prompts`" in one and r"a\|b" in other
+    shown = table([record(cases="short-prompts"), refused, *differing, *others], [NUMPY]).split("\n")
+    _, _, differ, some, other = shown
+    assert "12 | EXACT in 2 of 3, **BUG** in 1 of 3 | right cold, wrong warm; 3 BUG" in differ
+    assert "1,234 of `--cases short-prompts`" in some and r"a\|b" in other
 
 
 def test_every_verdict_has_an_outcome():

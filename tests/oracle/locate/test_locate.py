@@ -17,8 +17,8 @@ from dumps import (
     report_of,
     six_heads,
     six_heads_with_all,
+    up_to,
 )
-from engine_runs import up_to
 
 from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config

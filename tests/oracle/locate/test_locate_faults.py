@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import PLAIN, mixture
-from engine_runs import (
+from dumps import (
     BIASED,
     TRAINED,
     UNTIED,

@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import BARE, MIXTURES, PLAIN, SCALED, SPARSE, mixture
-from dumps import Recorded, checkpoint, dump_of, recorded_under, report_of
-from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_neighbours
+from dumps import (
+    Recorded,
+    after_a_prefix_hit,
+    checkpoint,
+    dump_of,
+    in_chunks,
+    located,
+    recorded_under,
+    report_of,
+    rows_of,
+    with_neighbours,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
