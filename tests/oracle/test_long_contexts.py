@@ -165,3 +165,13 @@ def test_runs_hold_what_shares_a_long_beginning() -> None:
     assert cut(range(3), sizes, 40, shared(80)) == [[0, 1, 2]]
     assert cut(range(3), sizes, 40, shared(40)) == [[0], [1], [2]]
     assert cut([5, 0], sizes, 40, shared(50)) == [[5, 0]]
+
+
+def test_common_prefix() -> None:
+    drawn = np.random.Generator(np.random.Philox(key=3))
+    for _ in range(50):
+        ids = drawn.integers(0, 2, 40).tolist()
+        other = drawn.integers(0, 2, 37).tolist()
+        count = next((index for index in range(37) if ids[index] != other[index]), 37)
+        assert uncached.common_prefix(ids, tuple(other)) == count
+        assert uncached.common_prefix(ids, ids[:12]) == 12
