@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engines import Dying
 from faults import Edit, Fault, by_name, inject

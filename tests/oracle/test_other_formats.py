@@ -57,6 +57,7 @@ def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(mode
     assert checked_factory(model, factory, form).total.verdict not in WRONG
 
 
+@pytest.mark.usefixtures("without_constants")
 def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = other_formats.judge
 
