@@ -299,9 +299,6 @@ def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Play
         target_of(vllm).probe()
 
 
-# --- replies that can't be true, each an error that names its field
-
-
 # What servers in each dialect reveal
 
 
