@@ -66,7 +66,7 @@ def target_of(route: str, way: str, model: Model) -> Iterator[Target]:
             command = shlex.join([sys.executable, wrong_answers.__file__, way])
             target = ExecTarget(command, model.path, model.config.vocab_size)
         else:
-            target = PythonTarget(f"wrong_answers:make_{way.replace('-', '_')}", model.path, at_once=4)
+            target = PythonTarget(lambda path, sizes: wrong_answers.Wrong(way), model.path, at_once=4)
         stack.callback(target.close)
         yield target
 

@@ -106,14 +106,6 @@ class Wrong:
         return self.way(asked_of(request.prompt_token_ids, request.max_tokens, request.params.stop))
 
 
-def __getattr__(name: str) -> Any:
-    """wrong_answers:make_cut_length is a factory."""
-    make, _, way = name.replace("_", "-").partition("-")
-    if make != "make" or way not in WAYS:
-        raise AttributeError(name)
-    return lambda model, sizes: Wrong(way)
-
-
 def serve_lines(way: str) -> None:
     """The protocol of exec: on standard input and output."""
     requests: list[dict[str, Any]] = []

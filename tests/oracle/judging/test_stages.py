@@ -52,17 +52,6 @@ def told(name: str) -> tuple[Pair, ...]:
     return tuple(answered(target, requests[:12]))
 
 
-@cache
-def known_by(name: str, draws: Sequence[int]) -> Known:
-    known = Known()
-    judge(model(), name, told(name), known=known, draws=draws)
-    return known
-
-
-def copied(known: Known) -> Known:
-    return Known(dict(known.truths), dict(known.noises), wanted=dict(known.wanted))
-
-
 def positions(ratio: float) -> list[Position]:
     request, verdict = greedy("a", (1,), 1, case="case"), Verdict.DRIFT if abs(ratio) > LIMIT else Verdict.EXACT
     return [Position(request, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
@@ -105,7 +94,9 @@ def found(pairs: Sequence[Pair], known: Known) -> Checked:
 @cache
 def known_of_both() -> Known:
     """Of whole checks with one wrong answer: other formats, which are tried then, are emulated once."""
-    return copied(known_by("float32", FIRST))
+    known = Known()
+    judge(model(), "float32", told("float32"), known=known, draws=FIRST)
+    return known
 
 
 @pytest.mark.rounding
