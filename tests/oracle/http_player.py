@@ -29,7 +29,7 @@ def computed(ids: Ids, max_tokens: int, ignore_eos: bool, stop: tuple[str, ...] 
     """Our own greedy answer."""
     with LOCK:
         engine = lfm2np.Engine(model())
-        limits = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "stop": stop}
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "stop": stop}
         params = lfm2np.SamplingParams(temperature=0.0, logprobs=5, prompt_logprobs=0, **limits)
         engine.add_request("q", list(ids), params)
         while engine.has_unfinished:

@@ -296,7 +296,7 @@ OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
             ["error"],
             lambda report: report["findings"][0]["where"] == "plain, streamed",
         )
-        for events in ([], [{"choices": []}])
+        for events in (list[Any](), [{"choices": []}])
     },
     **{
         f"all {kind} refused": (

@@ -24,7 +24,7 @@ def asked_of(prompt: Sequence[int], max_tokens: int, stop: Sequence[str] | None)
 
 
 def right(asked: Request) -> Answer:
-    return said(asked.prompt_token_ids, asked.max_tokens, asked.params.stop)
+    return said(asked.prompt_token_ids, asked.max_tokens, tuple(asked.params.stop))
 
 
 def whole(asked: Request) -> Answer:
