@@ -172,7 +172,7 @@ def choice_of(fields: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told: str) -> None:
-    """Each such form is in tests/oracle/engines/test_http_answers.py."""
+    """Each such form is in tests/oracle/engines/test_http.py."""
     reported = spoiled(here, ONE, change)
     assert reported is not None and (reported.kind, told in reported.what) == (IMPOSSIBLE, True), reported
 
