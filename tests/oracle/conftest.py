@@ -23,7 +23,7 @@ def published() -> Model:
 
 @pytest.fixture
 def without_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search for constants that are off, which takes most of a wrong check: where another cause is named for sure.
+    """No search for constants that are off, which is most of a check that is wrong everywhere: others are named.
 
     Not where results are kept for other files.
     """
