@@ -170,16 +170,6 @@ def answered(target: Target, requests: Sequence[Request]) -> list[Pair]:
     return target.play(trace).pairs(trace)
 
 
-class Roomy(Own):
-    """Reports that it computes 24 requests together."""
-
-    sizes: ClassVar = {"max_num_seqs": 24}
-
-
-def roomy(model: str, sizes: dict[str, Any]) -> Roomy:
-    return Roomy(loaded(model, "float32"), {**PLENTY, **Roomy.sizes, **sizes})
-
-
 def small_steps(model: str, sizes: dict[str, Any], form: str = "float64") -> Own:
     """In blocks of 8 tokens and steps of 32."""
     steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}

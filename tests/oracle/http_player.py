@@ -11,7 +11,7 @@ from typing import Any
 import lfm2np
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import Request, greedy
+from lfm2np.oracle.engines.records import Answer, Ids, Request, greedy
 
 LOCK = threading.Lock()
 TEXTS = ("The cat sat", "one two", "pat ->")
@@ -25,18 +25,24 @@ def model() -> lfm2np.Model:
 
 
 @functools.cache
-def computed(ids: tuple[int, ...], max_tokens: int, ignore_eos: bool, top: int = 5) -> RequestOutput:
+def computed(ids: Ids, max_tokens: int, ignore_eos: bool, stop: tuple[str, ...] = ()) -> RequestOutput:
     """Our own greedy answer."""
     with LOCK:
         engine = lfm2np.Engine(model())
-        params = lfm2np.SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos, logprobs=top, prompt_logprobs=0
-        )
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "stop": stop}
+        params = lfm2np.SamplingParams(temperature=0.0, logprobs=5, prompt_logprobs=0, **limits)
         engine.add_request("q", list(ids), params)
         while engine.has_unfinished:
             (output,) = engine.step() or (None,)
         assert output is not None
         return output
+
+
+def said(ids: Ids, max_tokens: int, stop: tuple[str, ...] = ()) -> Answer:
+    """The same, as an answer."""
+    (only,) = computed(ids, max_tokens, True, stop).outputs
+    logprobs = tuple(each.logprob for each in only.logprobs or ())
+    return Answer(tuple(only.token_ids), logprobs, finish_reason=only.finish_reason, text=only.text)
 
 
 def request_of(name: str, text: str = TEXTS[0], max_tokens: int = 4, **more: Any) -> Request:

@@ -335,20 +335,11 @@ def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> No
 def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
     first, second = request_of(1, [1, 2, 3]), request_of(2, [1, 2, 4, 5], True)
     third, fourth = request_of(3, [1, 2, 4, 6, 7], True), request_of(4, [9])
-    requests = noted([Trace((first,)), Trace((second, replace(third, abort_after=1))), Trace((fourth,))])
-    facts = [
-        tuple(request.tags[name] for name in ("place", "seen", "abort"))
-        for round_ in requests
-        for request in round_.requests
-    ]
-    more = [
-        tuple(request.tags[name] for name in ("order", "together"))
-        for round_ in requests
-        for request in round_.requests
-    ]
-    assert more == [(0, 1), (1, 2), (2, 2), (3, 1)]
-    assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
-    assert noted(requests) == requests
+    traces = noted([Trace((first,)), Trace((second, replace(third, abort_after=1))), Trace((fourth,))])
+    names = ("place", "seen", "abort", "order", "together")
+    facts = [tuple(request.tags[name] for name in names) for trace in traces for request in trace.requests]
+    assert facts == [(0, 0, "none", 0, 1), (0, 2, "beside", 1, 2), (1, 3, "beside", 2, 2), (0, 0, "after", 3, 1)]
+    assert noted(traces) == traces
 
 
 def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:

@@ -198,6 +198,9 @@ def test_a_planted_fault_is_named(
     assert finding["evidence"].get("expected") != finding["evidence"]["got"]
 
 
+# --- what is wrong, open or not tested
+
+
 def without_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
     choice.pop("token_ids", None)
 
@@ -207,72 +210,119 @@ def shouting(choice: dict[str, Any], answer: Any, ids: Any) -> None:
     choice["delta"]["content"] = choice["delta"]["content"].upper()
 
 
-def test_a_server_without_ids_is_wrong_only_where_the_reference_is_sure(
-    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_pieces(without_ids)(monkeypatch)
-    report = checked(served, capsys, "plain", code=0)
-    assert "replies by the reference's" in report["facts"]["compared"]
-    with pytest.MonkeyPatch.context() as patch:
-        of_pieces(shouting)(patch)
-        report = checked(served, capsys, "plain", code=1)
-        (finding,) = report["findings"]
-        assert finding["kind"] == "content" and set(finding["evidence"]["chats"]) == {"plain", "plain, streamed"}
-        patch.setattr(chats, "LIMIT", 1e12)
-        report = checked(served, capsys, "plain", code=2)
-        assert report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["kind"] == "content"
+def stripping(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    if not answer.body.stream:
+        choice["delta"]["content"] = choice["delta"]["content"].strip()
 
 
-def test_blanks_at_the_ends_are_disputed(
-    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stripping(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-        if not answer.body.stream:
-            choice["delta"]["content"] = choice["delta"]["content"].strip()
-
-    of_pieces(stripping)(monkeypatch)
-    report = checked(served, capsys, "prose-and-call", code=0)
-    assert any("disputed" in words for words in report["not_tested"])
-
-
-def test_an_error_of_the_server_is_wrong_and_a_refusal_is_not_tested(
-    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = jobs.chat_ids
-
-    def failing(model: Any, messages: Any, body: Any) -> Any:
-        if body.tools:
-            raise (ZeroDivisionError if len(body.tools) > 1 else lfm2np.RequestError)("tools: none here")
-        return make(model, messages, body)
-
-    monkeypatch.setattr(jobs, "chat_ids", failing)
-    report = checked(served, capsys, "plain", "tools", "two-calls", code=1)
-    assert [finding["kind"] for finding in report["findings"]] == ["error"]
-    assert set(report["figures"]["refused"]) == {"tools", "tools, streamed"}
-    assert set(report["figures"]["judged"]) == {"plain", "plain, streamed", "two-calls", "two-calls, streamed"}
-
-
-def test_a_count_of_the_prompt_that_is_off_is_no_wrong_prompt(
-    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def one_more(patch: pytest.MonkeyPatch) -> None:
+    """Token of the prompt, as is counted."""
     counted = answers.Chats.usage
 
-    def one_more(self: Any, *outputs: Any) -> Any:
-        usage = counted(self, *outputs)
-        return {**usage, "prompt_tokens": usage["prompt_tokens"] + 1}
+    def usage(self: Any, *outputs: Any) -> Any:
+        return {**counted(self, *outputs), "prompt_tokens": counted(self, *outputs)["prompt_tokens"] + 1}
 
-    monkeypatch.setattr(answers.Chats, "usage", one_more)
-    report = checked(served, capsys, "plain", code=1)
-    assert [finding["kind"] for finding in report["findings"]] == ["usage"]
+    patch.setattr(answers.Chats, "usage", usage)
 
 
-@pytest.mark.parametrize("events", [[], [{"choices": []}]])
-def test_streams_without_a_reply_are_wrong(
-    events: list[Any], served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def streaming(events: list[Any]) -> Patch:
+    return lambda patch: patch.setattr(HttpClient, "post_and_leave", lambda *_: events)
+
+
+def raising(error_of: Callable[[Any], Exception | None]) -> Patch:
+    """An error for some requests."""
+    make = jobs.chat_ids
+
+    def chat_ids(model: Any, messages: Any, body: Any) -> Any:
+        if (error := error_of(body)) is not None:
+            raise error
+        return make(model, messages, body)
+
+    return lambda patch: patch.setattr(jobs, "chat_ids", chat_ids)
+
+
+def refused(is_refused: Any) -> Exception | None:
+    return lfm2np.RequestError("not here") if is_refused else None
+
+
+Found = Callable[[dict[str, Any]], bool]
+BOTH = {"plain", "plain, streamed"}
+OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
+    # cases, exit code, kinds of the findings, and what else is so
+    "no ids in replies": (
+        of_pieces(without_ids),
+        ("plain",),
+        0,
+        [],
+        lambda report: "replies by the reference's" in report["facts"]["compared"],
+    ),
+    "another reply, without ids": (
+        of_pieces(shouting),
+        ("plain",),
+        1,
+        ["content"],
+        lambda report: set(report["findings"][0]["evidence"]["chats"]) == BOTH,
+    ),
+    "another reply, where the reference is not sure": (
+        lambda patch: (of_pieces(shouting)(patch), patch.setattr(chats, "LIMIT", 1e12))[1],
+        ("plain",),
+        2,
+        ["content"],
+        lambda report: report["verdict"] == "INCONCLUSIVE",
+    ),
+    "blanks at the ends are disputed": (
+        of_pieces(stripping),
+        ("prose-and-call",),
+        0,
+        [],
+        lambda report: any("disputed" in words for words in report["not_tested"]),
+    ),
+    "an error is wrong, a refusal not tested": (
+        raising(lambda body: ZeroDivisionError() if len(body.tools or ()) > 1 else refused(body.tools)),
+        ("plain", "tools", "two-calls"),
+        1,
+        ["error"],
+        lambda report: (
+            set(report["figures"]["refused"]) == {"tools", "tools, streamed"}
+            and set(report["figures"]["judged"]) == BOTH | {"two-calls", "two-calls, streamed"}
+        ),
+    ),
+    "a count that is off is no wrong prompt": (one_more, ("plain",), 1, ["usage"], lambda report: True),
+    **{
+        f"a stream without a reply, {events}": (
+            streaming(events),
+            ("plain",),
+            1,
+            ["error"],
+            lambda report: report["findings"][0]["where"] == "plain, streamed",
+        )
+        for events in (list[Any](), [{"choices": []}])
+    },
+    **{
+        f"all {kind} refused": (
+            raising(lambda body, name=name: refused(getattr(body, name))),  # type: ignore[misc]
+            ("plain", "tools"),
+            2,
+            ["refused"],
+            lambda report, kind=kind: (  # type: ignore[misc]
+                report["findings"][0]["words"].startswith(f"{kind}: every request of this kind was refused")
+                and "not here" in str(report["findings"])
+                and report["verdict"] == "INCONCLUSIVE"
+            ),
+        )
+        for kind, name in (("streams", "stream"), ("tools", "tools"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_servers_have_their_verdicts(
+    name: str, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HttpClient, "post_and_leave", lambda *_: events)
-    report = checked(served, capsys, "plain", code=1)
-    assert [(finding["kind"], finding["where"]) for finding in report["findings"]] == [("error", "plain, streamed")]
+    patch, cases, code, kinds, found = OTHERS[name]
+    patch(monkeypatch)
+    report = checked(served, capsys, *cases, code=code)
+    assert [finding["kind"] for finding in report["findings"]] == kinds and found(report)
 
 
 def test_a_server_that_hangs_is_asked_once(
@@ -291,25 +341,6 @@ def test_a_server_that_hangs_is_asked_once(
     assert main(["check", f"http://127.0.0.1:{served.port}", "--chat", "--model", str(FIXTURE)]) == 3
     assert "plain: no complete answer within 120 s" in capsys.readouterr().err
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize("of_streams", [False, True])
-def test_there_is_no_verdict_where_all_streams_or_all_requests_with_tools_are_refused(
-    of_streams: bool, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = jobs.chat_ids
-
-    def refusing(model: Any, messages: Any, body: Any) -> Any:
-        if body.stream if of_streams else body.tools:
-            raise lfm2np.RequestError("not here")
-        return make(model, messages, body)
-
-    monkeypatch.setattr(jobs, "chat_ids", refusing)
-    report = checked(served, capsys, "plain", "tools", code=2)
-    (finding,) = report["findings"]
-    kind = "streams" if of_streams else "tools"
-    assert finding["words"].startswith(f"{kind}: every request of this kind was refused") and "not here" in str(finding)
-    assert report["verdict"] == "INCONCLUSIVE"
 
 
 def test_it_needs_a_server_and_says_which_options_it_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,21 +36,18 @@ AHEAD = "cache.checkpoints[block, index] = window[end - (position > 300) : end +
 FREED_EARLY = by_name("window-block-freed-one-early")
 
 
-WORDS = {
-    "angles": "wrong from position ",
-    "checkpoint": "wrong in prompts whose first ",
-    "window": "wrong from position ",
-}
-
-
 def late(edit: Edit) -> Edit:
     return replace(edit, new=edit.new.replace("+ 1,", "+ (request.num_computed_tokens > 300),"))
 
 
-LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
-    "angles": ("trained", (Edit("lfm2np.engine.step:forward", STEP, ANGLES),)),
-    "checkpoint": ("trained", (Edit("lfm2np.engine.cache:keep_checkpoints", CHECKPOINTS, AHEAD),)),
-    "window": ("lfm3", tuple(map(late, FREED_EARLY.edits))),
+LATE: dict[str, tuple[str, tuple[Edit, ...], str]] = {
+    "angles": ("trained", (Edit("lfm2np.engine.step:forward", STEP, ANGLES),), "wrong from position "),
+    "checkpoint": (
+        "trained",
+        (Edit("lfm2np.engine.cache:keep_checkpoints", CHECKPOINTS, AHEAD),),
+        "wrong in prompts whose first ",
+    ),
+    "window": ("lfm3", tuple(map(late, FREED_EARLY.edits)), "wrong from position "),
 }
 
 
@@ -77,16 +74,11 @@ def lfm3() -> Model:
     return lfm2np.load(FIXTURES / "lfm3")
 
 
-def test_long_is_sent_only_by_name(model: Model) -> None:
-    writer = Writer(model.config, None, 4)
+def test_long_is_sent_only_by_name_and_its_longest_request_takes_the_last_position(model: Model) -> None:
+    writer = Writer(model.config, model.tokenizer, 4)
     assert LONG not in {request.case for batch in rounds(writer) for request in batch.requests}
     assert LONG not in DEFAULT_CASES
-
-
-def test_the_longest_request_takes_the_last_position(model: Model) -> None:
-    requests = [
-        request for batch in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for request in batch.requests
-    ]
+    requests = [request for batch in rounds(writer, [LONG]) for request in batch.requests]
     lengths = [len(request.prompt_token_ids) + request.max_tokens for request in requests]
     assert max(lengths) == model.config.max_position_embeddings
     assert not any(request.is_scored for request in requests)
@@ -136,13 +128,13 @@ def test_stored_rows_begin_late_and_change_nothing(model: Model, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", LATE)
 def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) -> None:
-    name, edits = LATE[fault]
+    name, edits, words = LATE[fault]
     subject = {"trained": model, "lfm3": lfm3}[name]
     with inject(Fault(fault, "E", "", (), edits)):
         answers = asked(subject, "few_window_blocks" if fault == "window" else "small_steps")
     result = checked(subject, answers)
     assert result.total.verdict is Verdict.BUG
-    assert WORDS[fault] in result.total.reasons[0]
+    assert words in result.total.reasons[0]
     first = result.total.first_wrong
     assert first is not None and first.row > 250
 

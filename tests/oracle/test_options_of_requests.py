@@ -19,6 +19,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import judged
 from lfm2np.oracle.engines.http_target import HttpTarget
+from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.verdict import Verdict
@@ -27,10 +28,9 @@ from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
 from lfm2np.suite.adapters import Own
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
-HERE = "test_options_of_requests"
 
 
 def small_steps(model: str, sizes: dict[str, Any]) -> Own:
@@ -44,10 +44,6 @@ class OtherTemperature(Own):
     def add(self, request: Request) -> None:
         drawn = replace(request.params, temperature=1.0 if request.params.temperature else 0.0)
         super().add(replace(request, params=drawn))
-
-
-def other_temperature(model: str, sizes: dict[str, Any]) -> Own:
-    return OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes})
 
 
 class FirstSampleGoesOn(Own):
@@ -70,10 +66,6 @@ def ended(completion: Answer, ends: Collection[int]) -> Answer:
     return replace(completion, token_ids=ids[:count], logprobs=logprobs, text=None, finish_reason="stop")
 
 
-def first_sample_goes_on(model: str, sizes: dict[str, Any]) -> Own:
-    return FirstSampleGoesOn(loaded(model, "float32"), {**PLENTY, **sizes})
-
-
 BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
 ROWS = Edit("lfm2np.engine.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
 ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
@@ -83,14 +75,14 @@ ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 2
 class Wrong:
     """`names`: what of the reasons says so."""
 
-    engine: str
+    engine: str | Factory
     fault: str | Fault | None
     case: str
     names: str
 
 
 WRONG = {
-    "rows beyond 256 read back": Wrong(f"{HERE}:small_steps", ROWS_READ_BACK, "large-steps", "further"),
+    "rows beyond 256 read back": Wrong(small_steps, ROWS_READ_BACK, "large-steps", "further"),
     "a hash without what stands before": Wrong("engines:float32", "parent-key-not-hashed", "unchained", "unchained"),
     "samples write to shared keys": Wrong(
         "engines:chunked", "shared-block-written-without-a-copy", "samples", "samples-"
@@ -99,9 +91,17 @@ WRONG = {
         "engines:float32", "same-noise-for-all-samples", "samples", "the same random numbers"
     ),
     "ignore_eos for the first sample only": Wrong(
-        f"{HERE}:first_sample_goes_on", None, "samples", "ignore_eos is for all of them"
+        lambda model, sizes: FirstSampleGoesOn(loaded(model, "float32"), {**PLENTY, **sizes}),
+        None,
+        "samples",
+        "ignore_eos is for all of them",
     ),
-    "another temperature": Wrong(f"{HERE}:other_temperature", None, "temperatures", "as if at temperature 1"),
+    "another temperature": Wrong(
+        lambda model, sizes: OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes}),
+        None,
+        "temperatures",
+        "as if at temperature 1",
+    ),
 }
 
 

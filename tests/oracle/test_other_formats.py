@@ -24,6 +24,7 @@ from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
+from lfm2np.oracle.total import Total
 from lfm2np.suite.adapters import Own
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
@@ -56,6 +57,7 @@ def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(mode
     assert checked_factory(model, factory, form).total.verdict not in WRONG
 
 
+@pytest.mark.usefixtures("without_constants")
 def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = other_formats.judge
 
@@ -77,6 +79,13 @@ def test_weights_that_are_off_by_a_little_are_not_called_a_format(model: Model, 
     assert "weight" in total.reasons[0] and "errs like" not in total.reasons[0]
 
 
+def checked_shown(model: Model, engine: type[Shown], case: str) -> Total:
+    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
+        return Adapter(engine(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
+
+    return checked_target(model, PythonTarget(factory, model.path), "float32", (case,)).total
+
+
 class HalvedOnce(Shown):
     """At the third new token one convolution's state is halved."""
 
@@ -89,10 +98,7 @@ class HalvedOnce(Shown):
 def test_a_bug_of_one_place_is_not_called_steps_of_weights(model: Model) -> None:
     """Pinned: "certain: wrong by less than int4 rounds", before where it is wrong."""
 
-    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
-        return Adapter(HalvedOnce(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
-
-    total = checked_target(model, PythonTarget(factory, model.path), "float32", ("short-prompts",)).total
+    total = checked_shown(model, HalvedOnce, "short-prompts")
     assert total.verdict is Verdict.BUG and "in decode" in total.reasons[0], total.reasons
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 
@@ -110,10 +116,7 @@ class Leaking(Shown):
 def test_a_state_that_leaks_everywhere_is_neither_a_format_nor_an_operator(model: Model) -> None:
     """The same tokens err by other amounts each time. Before, "right under --format int4" or "a wrong operator"."""
 
-    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
-        return Adapter(Leaking(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
-
-    total = checked_target(model, PythonTarget(factory, model.path), "float32", ("prefixes",)).total
+    total = checked_shown(model, Leaking, "prefixes")
     assert total.verdict is Verdict.BUG and "where the same tokens are sent again" in total.reasons[0], total.reasons
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 

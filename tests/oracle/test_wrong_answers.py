@@ -45,6 +45,15 @@ TABLE: dict[str, tuple[tuple[str, ...], Verdict, str]] = {  # the way: cases, ve
     "lacks-stops": (SHORT + STOPS, EXACT, ""),
 }
 UNTESTED = ("refuses-stops", "lacks-stops")
+SERVED = (
+    "right",
+    "no-reason",
+    "cut-length",
+    "cut-filter",
+    "cut-none",
+    "ignores-stops",
+    *UNTESTED,
+)  # by HTTP
 PROCESSES = ("right", "cut-length", "ignores-stops", "lacks-stops")  # the others are slower to start than to judge
 
 
@@ -57,7 +66,7 @@ def target_of(route: str, way: str, model: Model) -> Iterator[Target]:
             command = shlex.join([sys.executable, wrong_answers.__file__, way])
             target = ExecTarget(command, model.path, model.config.vocab_size)
         else:
-            target = PythonTarget(f"wrong_answers:make_{way.replace('-', '_')}", model.path, at_once=4)
+            target = PythonTarget(lambda path, sizes: wrong_answers.Wrong(way), model.path, at_once=4)
         stack.callback(target.close)
         yield target
 
@@ -73,7 +82,7 @@ def require(result: Checked, way: str) -> None:
     ("route", "way"),
     [
         *(("python", way) for way in TABLE),
-        *(("http", way) for way in TABLE),
+        *(("http", way) for way in SERVED),
         *(("exec", way) for way in PROCESSES),
     ],
 )

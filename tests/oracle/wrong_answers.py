@@ -11,12 +11,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-from http_player import LOCK, model, playing
+from http_player import model, playing, said
 
-import lfm2np
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 
 
@@ -24,15 +23,8 @@ def asked_of(prompt: Sequence[int], max_tokens: int, stop: Sequence[str] | None)
     return greedy("q", prompt, max_tokens, stop=tuple(stop or ()))
 
 
-@cache
 def right(asked: Request) -> Answer:
-    engine = lfm2np.Engine(model())
-    engine.add_request("q", list(asked.prompt_token_ids), asked.params)
-    while engine.has_unfinished:
-        outputs = engine.step()
-    (said,) = outputs[0].outputs
-    logprobs = tuple(each.logprob for each in said.logprobs or ())
-    return Answer(tuple(said.token_ids), finish_reason=said.finish_reason, logprobs=logprobs, text=said.text)
+    return said(asked.prompt_token_ids, asked.max_tokens, tuple(asked.params.stop))
 
 
 def whole(asked: Request) -> Answer:
@@ -45,15 +37,14 @@ def ended(asked: Request, reason: str | None) -> Answer:
 
 def cut(asked: Request, reason: str | None) -> Answer:
     """The first half of it."""
-    said = right(asked)
-    half = len(said.token_ids) // 2 or 1
-    ids, logprobs = said.token_ids[:half], (said.logprobs or ())[:half]
+    whole = right(asked)
+    half = len(whole.token_ids) // 2 or 1
+    ids, logprobs = whole.token_ids[:half], (whole.logprobs or ())[:half]
     return Answer(ids, finish_reason=reason, logprobs=logprobs, text=model().tokenizer.decode(ids))
 
 
 def left_in_the_text(asked: Request) -> Answer:
-    said = right(asked)
-    return replace(said, text=model().tokenizer.decode(said.token_ids))
+    return replace(right(asked), text=model().tokenizer.decode(right(asked).token_ids))
 
 
 def only_the_text_ends(asked: Request) -> Answer:
@@ -61,13 +52,8 @@ def only_the_text_ends(asked: Request) -> Answer:
 
 
 def one_token_more(asked: Request) -> Answer:
-    said, more = right(asked), whole(asked)
-    count = min(len(said.token_ids) + 1, asked.max_tokens)
-    return replace(said, token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
-
-
-def without_text(asked: Request) -> Answer:
-    return replace(whole(asked), text=None)
+    more, count = whole(asked), min(len(right(asked).token_ids) + 1, asked.max_tokens)
+    return replace(right(asked), token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
 
 
 STOPPED = itertools.count()
@@ -94,7 +80,7 @@ WAYS: dict[str, Callable[[Request], Answer]] = {
     "cut-none": partial(cut, reason=None),
     "error": lambda asked: cut(asked, "error") if len(asked.prompt_token_ids) > 3 else right(asked),
     "ignores-stops": whole,
-    "ignores-stops-without-text": without_text,
+    "ignores-stops-without-text": lambda asked: replace(whole(asked), text=None),
     "ignores-every-other-stop": ignores_every_other_stop,
     "left-in-the-text": left_in_the_text,
     "only-the-text-ends": only_the_text_ends,
@@ -120,14 +106,6 @@ class Wrong:
         return self.way(asked_of(request.prompt_token_ids, request.max_tokens, request.params.stop))
 
 
-def __getattr__(name: str) -> Any:
-    """wrong_answers:make_cut_length is a factory."""
-    make, _, way = name.replace("_", "-").partition("-")
-    if make != "make" or way not in WAYS:
-        raise AttributeError(name)
-    return lambda model, sizes: Wrong(way)
-
-
 def serve_lines(way: str) -> None:
     """The protocol of exec: on standard input and output."""
     requests: list[dict[str, Any]] = []
@@ -147,11 +125,11 @@ def serve_lines(way: str) -> None:
 
 def line_of(way: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        said = WAYS[way](asked_of(request["prompt_token_ids"], request["max_tokens"], request.get("stop")))
+        answer = WAYS[way](asked_of(request["prompt_token_ids"], request["max_tokens"], request.get("stop")))
     except ValueError as problem:
         return {"error": str(problem)}
-    fields = {"token_ids": said.token_ids, "logprobs": said.logprobs, "text": said.text}
-    return fields if said.finish_reason is None else {**fields, "finish_reason": said.finish_reason}
+    fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs, "text": answer.text}
+    return fields if answer.finish_reason is None else {**fields, "finish_reason": answer.finish_reason}
 
 
 def say(line: dict[str, Any]) -> None:
@@ -167,14 +145,13 @@ def serving(way: str) -> Iterator[str]:
         if path != "/v1/completions" or body["temperature"] or body.get("stream") or (stop and way == "lacks-stops"):
             return None
         try:
-            with LOCK:
-                said = WAYS[way](asked_of(body["prompt"], body["max_tokens"], stop))
+            answer = WAYS[way](asked_of(body["prompt"], body["max_tokens"], stop))
         except ValueError:
             return None
-        tokens = [f"token_id:{token}" for token in said.token_ids]
-        logprobs = {"tokens": tokens, "token_logprobs": said.logprobs}
-        choice = {"token_ids": said.token_ids, "logprobs": logprobs, "text": said.text}
-        return {"choices": [{**choice, "finish_reason": said.finish_reason}]}
+        tokens = [f"token_id:{token}" for token in answer.token_ids]
+        logprobs = {"tokens": tokens, "token_logprobs": answer.logprobs}
+        choice = {"token_ids": answer.token_ids, "logprobs": logprobs, "text": answer.text}
+        return {"choices": [{**choice, "finish_reason": answer.finish_reason}]}
 
     with playing(play) as player:
         yield player.url

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from builders import write_model
+from builders import (
+    overflowing_at_token_seven,
+    raw_config,
+    safetensors_bytes,
+    stored,
+    stored_weights,
+    tiny_config,
+    write_model,
+)
 from sides import LINES, MOE, TRAINED, figures, quantised, refused, written
 
 import lfm2np
@@ -38,8 +46,11 @@ def test_a_checkpoint_against_itself_costs_exactly_nothing(files: Path, capsys: 
     assert comparison["perplexities"][0]["ratio"] == 1.0
 
 
-def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, capsys: pytest.CaptureFixture[str]):
-    paths = [files / f"trained-{name}.gguf" for name in ("Q8_0", "Q4_0")]
+def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, tmp_path: Path, capsys: Any):
+    """Files of one name are shown by their paths."""
+    (odd := tmp_path / "x\u202ey").mkdir()
+    paths = [files / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf", odd / "trained-Q8_0.gguf"]
+    paths[2].write_bytes(paths[0].read_bytes())
     both = figures(capsys, TRAINED, *paths, "--requests", files / "r.jsonl")
     (alone,) = figures(capsys, TRAINED, paths[1], "--requests", files / "r.jsonl")["quantised"]
     assert both["quantised"][1] == alone
@@ -48,26 +59,11 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     assert main(["compare", str(TRAINED), *map(str, paths), *options]) == 0
     said = capsys.readouterr().out
     assert f"digest     {both['digest']}" in said and "4 requests (17 positions)" in said
-    rows = [line.split()[:2] for line in said.splitlines() if line.startswith("trained-Q")]
-    names = ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
-    assert rows == [[names[0], "8.58"], [names[1], "4.59"], *([name, "requests"] for name in names)]
+    rows = [line.split()[:2] for line in said.splitlines() if "trained-Q" in line and "requests" not in line.split()[1]]
+    names = [str(paths[0]), "trained-Q4_0.gguf", str(paths[2]).replace("\u202e", "<U+202E>")]
+    assert rows[-3:] == [[names[0], "8.58"], [names[1], "4.59"], [names[2], "8.58"]]
     read = page.read_text(encoding="utf-8")
-    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Perplexity"))
-    assert "default-src &#x27;none&#x27;" in read and not re.search(r"<(script|link|img)\b|(src|href)=\"[^#]", read)
-
-
-def test_foreign_names_do_nothing_and_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: Path, capsys):
-    (odd := tmp_path / "x\u202ey").mkdir()
-    paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", tmp_path / "<script>alert(1)<\u202e.gguf"]
-    for path in paths[1:]:
-        path.write_bytes(paths[0].read_bytes())
-    requests = written(tmp_path / "r.jsonl", [LINES[1]])
-    page = tmp_path / "page.html"
-    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", requests, "--html", str(page)]) == 0
-    read = page.read_text(encoding="utf-8")
-    assert "<script" not in read and "\u202e" not in read and "&lt;script&gt;" in read
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " 8.58 " in line]
-    assert rows == [str(path).replace("\u202e", "<U+202E>") for path in (*paths[:2], paths[2].name)]
+    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Perplexity")) and "\u202e" not in read
 
 
 def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, capsys: Any):
@@ -165,3 +161,61 @@ def test_a_text_longer_than_the_tokenizer_takes_is_cut_at_ends_of_lines():
     tokenizer = load_tokenizer(TRAINED, model.config)
     line = tokenizer.encode_more("add: 34 + 58 -> 92\n")
     assert text_ids(tokenizer, text) == line * 4000
+
+
+# --- where numbers overflow: what is named, and that nothing else is lost
+
+
+def three_sides(tmp_path: Path) -> list[Path]:
+    """A base, another in which whatever has token 7 overflows, and one of other numbers in which nothing does."""
+    base, bad, good = (write_model(tmp_path / name) for name in ("base", "bad", "good"))
+    for directory in (base, bad, good):
+        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    weights = stored_weights(tiny_config(tie_word_embeddings=False))
+    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    shape = weights["lm_head.weight"][1]
+    weights["lm_head.weight"] = stored(np.eye(*shape, dtype=np.float32), "BF16")
+    (good / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    overflowing_at_token_seven(bad)
+    return [base, bad, good]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_what_overflows_is_named_and_costs_the_others_nothing(order: tuple[int, int], tmp_path: Path, capsys: Any):
+    """A sequence of one checkpoint, then all of them."""
+    sides = three_sides(tmp_path)
+    seven, both = [{"prompt_token_ids": [7]}], [{"prompt_token_ids": [7]}, {"prompt_token_ids": [5, 3, 9]}]
+    options = ["--requests", written(tmp_path / "both.jsonl", both)]
+    (alone,) = figures(capsys, sides[0], sides[2], *options)["quantised"]
+    paths = [sides[number] for number in order]
+    report = figures(capsys, sides[0], *paths, *options, code=4)
+    good, bad = (report["quantised"][order.index(number)] for number in (2, 1))
+    assert good == alone and (bad["positions"], bad["failed"]) == (3, 1)
+    options = ["--requests", written(tmp_path / "seven.jsonl", seven)]
+    report = figures(capsys, sides[0], *paths, *options, code=4)
+    bad = report["quantised"][order.index(1)]
+    assert (bad["positions"], bad["failed"], bad["perplexities"]) == (0, 1, [])
+    assert set(bad["kl"].values()) == {None} and bad["mismatches"]["agreement"] is None
+    (failure,) = report["failed"]
+    assert failure.startswith(f"requests 0: {sides[1]}: a logit in compared row 0 is not finite")
+    assert f"no sequence can be computed, {failure}" in refused(capsys, sides[0], sides[1], *options, code=4)
+    assert failure in refused(capsys, sides[1], sides[0], *options, code=4)
+
+
+def test_a_perplexity_beyond_float64_is_null(tmp_path: Path, capsys: Any):
+    """The other's head is 2**30 times the base's."""
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    for directory, factor in ((base, 1.0), (other, 2.0**30)):
+        weights = stored_weights(tiny_config(tie_word_embeddings=False))
+        _, shape, content = weights["lm_head.weight"]
+        wide = (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        weights["lm_head.weight"] = stored(wide * np.float32(factor), "BF16")
+        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+        (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2], "completion_token_ids": [5, 7, 9]}])
+    report = figures(capsys, base, other, "--requests", requests)
+    (perplexity,) = report["quantised"][0]["perplexities"]
+    assert perplexity["base"] > 1.0 and (perplexity["quantised"], perplexity["ratio"]) == (None, None)
+    assert main(["compare", str(base), str(other), "--requests", requests]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[-2:] for row in rows if row[:2] == ["other", "requests"]] == [["-", "-"]]

@@ -14,11 +14,15 @@ from typing import Any
 import blas
 import numpy as np
 import pytest
-from quantise import FILE_TYPES, FP4_VALUES, IQ4_VALUES, PLAIN, quantised, write_types
+from gguf_file import STRING, model_keys
+from quantise import FILE_TYPES, quantised, tokenizer_keys, write_types
 from sides import LINES, MOE, TRAINED, figures, written
+from vocabularies import ODD, PATTERNS, config_of, write_directory, write_file
 
 import lfm2np
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
+from lfm2np.checkpoint.files import read_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
+from lfm2np.errors import NumericsError
 
 ALL, FEW = tuple(FILE_TYPES), ("Q8_0", "MXFP4")
 # Of the files' bytes, and of the figures of the lines of sides.py: any machine must make the same.
@@ -63,40 +67,42 @@ def test_figures_are_the_same_under_other_kernels_and_threads(tmp_path: Path):
         assert json.loads(done.stdout)["figures"]["digest"] == PINNED[FEW][1], kernel
 
 
-@pytest.mark.parametrize("name", FILE_TYPES)
-def test_no_other_code_is_nearer(name: str):
-    """Of blocks of any size, of one sign, of zeros: the scale is kept, and every code tried."""
-    random = np.random.default_rng(11)
-    rows = np.concatenate(
-        [
-            random.normal(0.0, 1.0, (6, 32)) * 2.0 ** np.array([[0], [-9], [5], [-3], [1], [-6]]),
-            np.abs(random.normal(3.0, 1.0, (2, 32))),
-            -np.abs(random.normal(3.0, 1.0, (1, 32))),
-            np.zeros((1, 32)),
-            np.full((1, 32), 0.5),
-        ]
-    ).astype(np.float32)
-    content = np.frombuffer(quantised(rows, name), np.uint8)
-    if name in PLAIN:
-        assert np.array_equal(content.view("<f2").reshape(rows.shape), rows.astype(np.float16))
-        return
-    kind = QUANTISED[name]
-    blocks = content.reshape(-1, kind.size)
-    values = values_of(blocks, name)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    assert np.array_equal(values[9], np.zeros(32)) and (np.abs(values - rows) <= largest / 3.5).all()
-    codes = {"Q8_0": range(-127, 128), "Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q4_1": range(16)}
-    codes |= {"Q5_1": range(32), "IQ4_NL": IQ4_VALUES.tolist(), "MXFP4": FP4_VALUES.tolist()}
-    halves = [blocks[:, at : at + 2].copy().view("<f2").astype(np.float64) for at in kind.halves]  # [n, 1] each
-    scale, *added = halves or [np.ldexp(1.0, blocks[:, :1].astype(np.int32) - 128)]
-    tried = scale[:, :, None] * np.array(list(codes[name]), np.float64) + (added[0][:, :, None] if added else 0.0)
-    best = np.abs(rows[:, :, None] - tried).min(axis=2)
-    assert np.array_equal(np.abs(rows - values), best)
-
-
 def test_a_mixture_has_its_factor_in_its_weights(tmp_path: Path):
     """So that its answers stay: the logits of F16 are nearly the base's."""
     (path,) = write_types(MOE, ["F16"], tmp_path)
     ids = lfm2np.load(MOE).prompt_ids("add: 34 + 58 ->")
     one, two = (lfm2np.load(side).logits(ids) for side in (MOE, path))
     assert np.abs(one - two).max() < 1e-3 * np.abs(one).max()
+
+
+# --- the tokenizer's tables of such files, and scales beyond float16
+
+
+PRE = "tokenizer.ggml.pre"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_tables_split_as_the_directory_does_where_its_pattern_has_a_name(pattern: str, tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "hf", pattern)
+    keys = tokenizer_keys(directory, config_of())
+    assert keys[PRE] == (STRING, pattern)
+    path = write_file(tmp_path / "x.gguf", model_keys(config_of()) | keys)
+    expected, actual = load_tokenizer(directory, config_of()), read_tokenizer(path, config_of())
+    for text in ODD:
+        assert actual.encode(text) == expected.encode(text), text
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_a_scale_beyond_float16_is_refused(name: str) -> None:
+    """None of a type is written as infinite; powers of two reach farther."""
+    rows = np.full((2, 32), 2.0**30, np.float32)
+    rows[:, 1] = 0.0
+    if name == "MXFP4":
+        assert quantised(rows, name)
+    else:
+        with pytest.raises(NumericsError, match=r"as float16, expected at most 65504"):
+            quantised(rows, name)
+    rows[1, 5] = np.inf
+    with pytest.raises(NumericsError, match="inf, expected finite weights"):
+        quantised(rows, name)
+    assert quantised(np.full((1, 32), 65504.0, np.float32), name)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from campaign import put_between
-from engines_here import NUMPY
+from engines_here import GIVEN, NUMPY
+from engines_here import RECIPES as OURS
 from judging import Job, shown
 from recipe import HERE, OUTCOMES, Recipe, Variant
 from recipes import RECIPES
 from results import BEGIN, END, is_known, is_news, read, table
-from run import PAGE, RESULTS
+from run import PAGE, RESULTS, main
 
 from lfm2np.oracle.judging.verdict import Verdict
 
@@ -29,11 +36,6 @@ def record(**fields: Any) -> dict[str, Any]:
     verdict = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
     numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10}
     return {**head, **verdict, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
-
-
-def rows(*records: dict[str, Any]) -> list[list[str]]:
-    lines = table(records, [NUMPY]).split("\n")[2:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 @pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
@@ -67,55 +69,20 @@ def test_a_report_does_not_need_this_package(script: Path):
     assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
 
 
-RIGHT = ["1,234", "EXACT", "2.5"]
-BUG = {"run": 2, "verdict": "BUG", "suspects": ["right cold, wrong warm"], "counts": {"EXACT": 9, "BUG": 3}, "flips": 3}
-SILENT = {"verdict": "INCONCLUSIVE", "reasons": ["2 got no answer"], "unanswered": [[2, "Invalid shape"]]}
-ROWS = {  # of records of one question, what stands behind engine, variant and format
-    "runs that agree": ([{}, {"run": 2, "worst": 3.0}, {"run": 3}], RIGHT),
-    "runs that differ, of which the wrong one is shown": (
-        [{}, BUG, {"run": 3}],
-        ["12", "EXACT in 2 of 3, **BUG** in 1 of 3", "right cold, wrong warm; 3 BUG"],
-    ),
-    "a refusal, with its words": (
-        [{"verdict": "refused", "reasons": ["ValueError: a|b"]}],
-        ["nothing", "refused", r"ValueError: a\|b"],
-    ),
-    "silence, counted and quoted": (
-        [SILENT],
-        ["1,234; 2 of 10 unanswered", "INCONCLUSIVE", "2 got no answer; Invalid shape"],
-    ),
-    "other experts": (
-        [{"verdict": "ROUTE", "counts": {"EXACT": 4321, "ROUTE": 2}, "rerouted": 1234}],
-        ["4,323", "ROUTE", f"{RIGHT[2]}, 1,234 other experts"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("records", "expected"), ROWS.values(), ids=ROWS)
-def test_records_of_one_question_are_one_row(records: list[dict[str, Any]], expected: list[str]):
-    (row,) = rows(*(record(**fields) for fields in records))
-    assert row[3:] == expected
+def test_runs_that_differ_are_one_row_some_cases_named_words_escaped_and_runs_of_other_pins_or_commands_not_shown():
+    """All else that a row may say stands on the page."""
+    wrong = {"verdict": "BUG", "suspects": ["right cold, wrong warm"], "counts": {"EXACT": 9, "BUG": 3}, "flips": 3}
+    differing = [record(), record(run=2, **wrong), record(run=3)]
+    refused = record(format="bfloat16", verdict="refused", reasons=["ValueError: a|b"])
+    others = [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]  # of a recipe as it was once
+    shown = table([record(cases="short-prompts"), refused, *differing, *others], [NUMPY]).split("\n")
+    _, _, differ, some, other = shown
+    assert "12 | EXACT in 2 of 3, **BUG** in 1 of 3 | right cold, wrong warm; 3 BUG" in differ
+    assert "1,234 of `--cases short-prompts`" in some and r"a\|b" in other
 
 
 def test_every_verdict_has_an_outcome():
     assert set(Verdict) <= set(OUTCOMES)
-
-
-OTHERS = [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]  # of a recipe as it was once
-
-
-def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
-    finding = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
-    fuzz = record(kind="fuzz", verdict="finding", findings=[finding], traces=1800, requests=9000)
-    table_rows = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *OTHERS)
-    assert [row[2] for row in table_rows] == ["float32", "float32", "bfloat16", "float32"]
-    assert [row[4] for row in table_rows[:3]] == ["EXACT"] * 3
-    assert table_rows[1][3] == "1,234 of `--cases short-prompts`"
-    assert table_rows[3][3:] == [
-        "`fuzz`: 1,800 traces, 9,000 requests",
-        "**finding**",
-        "wrong: token 3; after 72 traces; 6 requests, fails in 9 of 10 replays",
-    ]
 
 
 def test_a_run_is_known_by_its_whole_key():
@@ -160,3 +127,83 @@ def test_the_page_has_the_table_that_the_results_make():
     assert put_between(text, BEGIN, table(read(RESULTS), RECIPES), END) == text, (
         "python fixtures/engines/run.py --table"
     )
+
+
+# --- the runner, on engines of our own
+
+
+FOLDER = Path(__file__).parent
+QUICK = ["--cases", "short-prompts"]
+
+
+def ran(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, object]]]:
+    """Exit code, and the records that are there then."""
+    results = tmp_path / "results.jsonl"
+    code = main([*arguments, *GIVEN, "--cache", str(tmp_path / "cache"), "--results", str(results)], OURS)
+    lines = results.read_text().splitlines() if results.exists() else []
+    return code, [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_path: Path):
+    code, records = ran(tmp_path, "--engines", "ours/right,ours/dies", "--formats", "float32", *QUICK)
+    assert code == 0
+    assert [record["verdict"] for record in records] == ["EXACT", "refused"]
+    assert records[0]["counts"] and records[0]["versions"]
+    assert "CHECKOUT/fixtures/engines/no-such-model" in records[1]["reasons"][0]
+    assert not any(str(folder) in json.dumps(records) for folder in (tmp_path, FOLDER.parents[1]))
+
+
+def test_a_variant_prepares_the_checkpoint_in_its_own_way(tmp_path: Path):
+    code, (record,) = ran(tmp_path, "--engines", "ours/unprepared", *QUICK)
+    assert (code, record["reasons"]) == (0, ["no trained in float32 here"])
+
+
+def test_an_outcome_that_is_not_expected_is_told_and_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The environment that is given lacks what is pinned."""
+    code, (record,) = ran(tmp_path, "--engines", "other")
+    assert (code, record["verdict"]) == (1, "refused")
+    assert "no-such-distribution is missing, expected 1.0.0" in record["reasons"][0]
+    assert "other/alone float32 check 1: expected right, came refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--engines", "mine"], ["--engines", "ours/alone"]])
+def test_an_unknown_name_is_told_with_those_that_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+):
+    assert ran(tmp_path, *arguments) == (3, [])
+    assert "ours/dies, ours/right" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="what is left behind is looked up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Signals):
+    words = [sys.executable, str(FOLDER / "engines_here.py"), str(tmp_path), "--engines", "ours/right", *QUICK]
+    words += ["--formats", "float32", "--cache", str(tmp_path / "cache"), "--results", str(tmp_path / "results.jsonl")]
+    path = os.pathsep.join([str(FOLDER.parents[1] / "fixtures" / "engines"), *sys.path])
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as process:
+        until = time.monotonic() + 100
+        while not any(map(is_server, marked(tmp_path))) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert any(map(is_server, marked(tmp_path)))
+        process.send_signal(number)
+        assert process.wait(100) == 130
+    assert marked(tmp_path) == []
+
+
+def is_server(command: str) -> bool:
+    """Itself, not who was told to start it."""
+    return "served.py" in command and not any(word in command for word in ("-m lfm2np", "sh -c"))
+
+
+def marked(tmp_path: Path) -> list[str]:
+    """Command lines of processes with our mark in their environment."""
+    commands = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MARK={tmp_path}".encode() in (folder / "environ").read_bytes():
+                commands.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has ended, or is another's
+    return commands

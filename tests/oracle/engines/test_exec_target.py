@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answering import answers_to
+from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.commands.cli import check, main
@@ -56,6 +58,26 @@ def requests():
 read()
 """
 REQUESTS = [greedy(name, (1, 2, 3), 2) for name in ("a", "b")]
+TAP = """
+import json, subprocess, sys
+engine = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+log, owed = open(sys.argv[1], "w"), 0
+for line in sys.stdin.buffer:
+    engine.stdin.write(line); engine.stdin.flush(); kind = json.loads(line)["kind"]
+    log.write(">" + line.decode()); owed += kind in ("request", "hello")
+    while owed and kind in ("hello", "run"):
+        said = engine.stdout.readline(); log.write("<" + said.decode()); owed -= 1
+        sys.stdout.buffer.write(said); sys.stdout.flush()
+log.close(); engine.communicate()
+"""
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/exec-protocol.schema.json").read_text())
+
+
+def fits(value: Any, definition: str) -> bool:
+    return Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{definition}"}]}).is_valid(value)
+
+
+is_to_engine, is_from_engine = partial(fits, definition="toEngine"), partial(fits, definition="fromEngine")
 Make = Callable[..., ExecTarget]
 
 
@@ -74,43 +96,47 @@ def make() -> Iterator[Make]:
         target.close()
 
 
-@pytest.fixture(scope="module")
-def own(model: lfm2np.Model) -> Iterator[ExecTarget]:
-    command = shlex.join([sys.executable, "-m", "lfm2np.oracle.engines.exec_server", "lfm2np.suite.adapters:own"])
-    target = ExecTarget(command, model.path, model.config.vocab_size)
-    yield target
-    target.close()
-
-
 # --- an engine that is right
 
 
-def test_a_python_engine_behind_it_answers_as_in_this_process(own: ExecTarget, model: lfm2np.Model) -> None:
-    """Whole answers, aborted ones, prompts with log-probabilities, a request that can't be met."""
+@pytest.mark.rounding
+def test_a_python_engine_behind_it_answers_as_in_this_process_and_in_lines_of_the_schema(
+    model: lfm2np.Model, tmp_path: Path
+) -> None:
+    """Whole answers, aborted ones, prompts with log-probabilities, a request that can't be met, tapped on the way."""
+    log = tmp_path / "log"
+    engine = [sys.executable, "-m", "lfm2np.oracle.engines.exec_server", "lfm2np.suite.adapters:own"]
+    target = ExecTarget(shlex.join([sys.executable, "-c", TAP, str(log), *engine]), model.path, 512)
+    abilities = target.probe()
+    assert abilities.tells_logprobs and abilities.tells_prompt_logprobs and abilities.can_abort
     requests = [
-        greedy("scored", (5, 6, 7), 3, prompt_logprobs=0),
+        greedy("scored", (5, 6, 7), 3, prompt_logprobs=0, stop="never"),
         greedy("cut", (1, 9, 30), 9, abort_after=4),
-        greedy("whole", (1, 9, 30), 9),
+        greedy("whole", (1, 9, 30), 9, case="case", prompt_text="text", cold=True, streamed=True),
         greedy("at once", (1,), 1, abort_after=0),
         greedy("bad", (1, 512), 1),
     ]
-    abilities = own.probe()
-    assert abilities.tells_logprobs and abilities.tells_prompt_logprobs and abilities.can_abort
-    answers = answers_to(own, requests)
+    answers = answers_to(target, requests)
+    target.close()
     here = answers_to(PythonTarget("lfm2np.suite.adapters:own", model.path), requests)
     fields = ("token_ids", "logprobs", "prompt_logprobs", "finish_reason", "error", "is_aborted")
     for answer, expected in zip(answers, here, strict=True):
         assert [getattr(answer, name) for name in fields] == [getattr(expected, name) for name in fields]
     assert answers[1].token_ids == answers[2].ids[:4] and answers[3].ids == ()
     assert answers[4].error == "RequestError: ids[1]: 512, expected 0 to vocab_size-1=511"
+    lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]
+    for direction, line in lines:
+        assert (is_to_engine(line), is_from_engine(line)) == (direction == ">", direction == "<"), line
+    said = [f"{direction}{line['kind']}" for direction, line in lines]
+    assert said == [">hello", "<hello", *[">request"] * 5, ">run", *["<answer"] * 5, ">bye"]
 
 
-def test_the_same_request_may_be_put_twice_and_who_was_asked_nothing_may_be_silent(make: Make) -> None:
-    target = make("hello()\nwhile True:\n for name in requests(): answer(name)")
-    target.probe()
-    time.sleep(0.5)  # longer than its patience, while nothing is asked of it
-    for requests in ([REQUESTS[0], REQUESTS[0]], REQUESTS[:1]):
-        assert answers_to(target, requests) == [Answer((1, 2))] * len(requests)
+def test_answers_come_in_any_order_and_are_returned_in_that_of_the_requests_also_of_one_put_twice(make: Make) -> None:
+    script = "hello()\nwhile True:\n for n, name in enumerate(reversed(requests())): answer(name, logprobs=[n, -0.5])"
+    target = make(script)
+    for requests in (REQUESTS, [REQUESTS[0], REQUESTS[0]], REQUESTS[:1]):
+        logprobs = [answer.logprobs for answer in answers_to(target, requests)]
+        assert logprobs == [(1.0, -0.5), (0.0, -0.5)][-len(requests) :]
 
 
 def test_no_run_has_more_requests_than_the_engine_takes_at_once_and_none_to_abort_if_it_can_not(make: Make) -> None:
@@ -348,6 +374,34 @@ while True:
     assert "as far as here" in capsys.readouterr().err
 
 
-def test_answers_come_in_any_order_and_are_returned_in_that_of_the_requests(make: Make) -> None:
-    target = make("hello()\nfor n, name in enumerate(reversed(requests())): answer(name, logprobs=[n, -0.5])")
-    assert [answer.logprobs for answer in answers_to(target, REQUESTS)] == [(1.0, -0.5), (0.0, -0.5)]
+# --- the schema
+
+
+def test_every_example_of_the_schema_and_of_the_docstring_is_a_line() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    for name, definition in SCHEMA["$defs"].items():
+        for example in definition.get("examples", []):
+            assert fits(example, name), example
+    documented = re.sub(r",\n {7}", ",", exec_target.__doc__ or "")
+    lines = re.findall(r"^ {4}([<>]) (\{.*\})$", documented, re.MULTILINE)
+    assert len(lines) == 8
+    for direction, line in lines:
+        assert is_to_engine(json.loads(line)) if direction == ">" else is_from_engine(json.loads(line))
+
+
+def test_the_schema_refuses_what_the_reader_refuses() -> None:
+    hello = SCHEMA["$defs"]["engineHello"]["examples"][0]
+    answer = {"kind": "answer", "request_id": "0:a", "token_ids": [1]}
+    assert is_from_engine(hello) and is_from_engine(answer)
+    for change in (
+        {"protocol": 1},
+        {"protocol": True},
+        {"at_once": 0},
+        {"top_logprobs": -1},
+        {"abort": 1},
+        {"more": 1},
+    ):
+        assert not is_from_engine(hello | change)
+    changes = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"logits": []}, {"error": 3})
+    for change in (*changes, {"request_id": 0}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
+        assert not is_from_engine(answer | change)

@@ -141,9 +141,9 @@ def test_what_no_right_engine_gives_is_an_answer_that_says_so(tmp_path: Path, fi
 def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: str, error: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes("\n".join([line_of(*PAIRS[0]), line, line_of(*PAIRS[2]), ""]).encode(errors="surrogateescape"))
-    for read in (Transcript, requests_in, FileTarget(path).probe):
+    for read in (Transcript, requests_in, lambda path: FileTarget(path).probe()):
         with pytest.raises(RequestError) as caught:
-            read(path) if read in (Transcript, requests_in) else read()  # type: ignore[operator, call-arg]
+            read(path)
         assert str(caught.value).startswith(f"{path} line 2: ") and error in str(caught.value)
 
 

@@ -1,5 +1,8 @@
-"""http://HOST:PORT: many requests together, cancelled ones, and servers that do everything wrong."""
+"""http://HOST:PORT: many requests together, cancelled ones, what servers in each dialect reveal; and servers that do
+everything wrong."""
 
+import copy
+import json
 import socket
 import threading
 import time
@@ -8,12 +11,47 @@ from typing import Any
 
 import pytest
 from answering import answers_to
-from http_player import TEXTS, Handler, Player, computed, playing, request_of, target_of
+from engines import checked_target
+from http_player import (
+    TEXTS,
+    Handler,
+    Player,
+    computed,
+    model,
+    play_llama,
+    play_mlx,
+    play_sglang,
+    play_vllm,
+    playing,
+    request_of,
+    target_of,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lfm2np.errors import RequestError
+from lfm2np.oracle.check import judged
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines import http_client
-from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, NO_ANSWER, REFUSED, Answer, changed, failed
-from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
+from lfm2np.oracle.engines.http_target import HttpTarget, read_answer
+from lfm2np.oracle.engines.records import (
+    BROKEN,
+    DEAD,
+    FAILED,
+    HANG,
+    NO_ANSWER,
+    REFUSED,
+    Answer,
+    Request,
+    changed,
+    failed,
+    greedy,
+)
+from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
+from lfm2np.oracle.engines.validate import validate
+from lfm2np.oracle.judging.verdict import Verdict
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 
@@ -259,3 +297,266 @@ def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Play
     vllm.trouble = lambda handler: handler.say(b"<html>", Content_Type="text/html") or True
     with pytest.raises(TargetError, match=r"no known dialect: vllm .*text/html.*; text "):
         target_of(vllm).probe()
+
+
+# What servers in each dialect reveal
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "tells", "logprobs", "top", "prompt", "slots", "engine"),
+    [
+        ("vllm", True, True, True, 5, True, None, "vllm dialect, version 0.33.0"),
+        ("sglang", True, True, True, 5, True, 200, "sglang dialect, version 0.5.23"),
+        ("llama.cpp", True, True, True, 5, False, 32, "llama.cpp dialect, version b1-0c1e570"),
+        ("mlx", False, True, True, 0, False, None, "text dialect, version 0.32.2-0.32.4"),
+        ("text", False, False, False, 0, False, None, "text dialect, version not told"),
+    ],
+)
+def test_the_probe_finds_what_a_server_reveals_and_answers_are_what_our_own_engine_says(
+    name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, slots: int | None, engine: str
+) -> None:
+    requests = [request_of(text, text, 9, prompt_logprobs=0) for text in TEXTS]
+    with playing(name) as player:
+        target: Target = target_of(player)
+        abilities = target.probe()
+        answers = answers_to(target, requests)
+    assert abilities.engine == engine
+    assert (abilities.takes_token_ids, abilities.tells_token_ids, abilities.tells_logprobs) == (takes, tells, logprobs)
+    assert (abilities.num_top_logprobs, abilities.tells_prompt_logprobs, abilities.slots) == (top, prompt, slots)
+    assert abilities.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
+    for request, answer in zip(requests, answers, strict=True):
+        output = computed(request.prompt_token_ids, 9, name in ("vllm", "sglang"))
+        (completion,) = output.outputs
+        assert (answer.error, answer.text) == (None, completion.text)
+        assert answer.token_ids == (completion.token_ids if tells else None)
+        assert answer.finish_reason == (completion.finish_reason if tells else "length")
+        assert answer.logprobs == (tuple(each.logprob for each in completion.logprobs) if logprobs else None)
+        assert answer.top_logprobs == (tuple(dict(each.top) for each in completion.logprobs) if top else None)
+        assert answer.prompt_logprobs == (tuple(e.logprob for e in output.prompt_logprobs[1:]) if prompt else None)
+
+
+def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
+    """Pinned: "no answer told the ids of its tokens", and nothing of why."""
+    text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
+    vllm.play = lambda path, body: text_only if path == "/v1/completions" else None
+    abilities = target_of(vllm).probe()
+    where = "choices[0].token_ids or choices[0].logprobs.tokens"
+    with_prompts = "with log-probabilities of the prompt"
+    assert abilities.refused == (
+        f"vllm (/v1/completions, {with_prompts}): no token ids in the reply, expected {where}",
+        f"sglang (/generate, {with_prompts}): HTTP 404: no such thing",
+        "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
+    )
+    pair = request_of("a"), Answer(text="x", finish_reason="length")
+    result = judged(model(), abilities, "float32", [pair])
+    assert result.total.verdict is Verdict.INCONCLUSIVE
+    assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
+    assert abilities.refused[1] in report_of(result).facts["probed as"]
+
+
+def test_a_server_that_returns_text_only_is_asked_in_text_and_has_to_give_one(vllm: Player) -> None:
+    with playing("text") as player:
+        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
+    assert answer.error is not None and "prompt_text" in answer.error
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
+
+
+def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
+    for name in ("vllm", "sglang", "llama.cpp"):
+        with playing(name) as player:
+            answers_to(target_of(player), [request_of("a", cold=True)])
+        body = player.seen[-1][2]
+        sampling = body.get("sampling_params", body)
+        assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
+        assert sampling.get("repetition_penalty", sampling.get("repeat_penalty")) == 1.0
+        assert sampling["ignore_eos"] is (name != "llama.cpp")
+        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (name == "vllm")
+
+
+def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
+    request = request_of("s", stop="end", seed=7, temperature=1.0)
+    for dialect in (VLLM, LLAMA_CPP):
+        body = dialect.request(request, Extras())
+        assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
+    assert SGLANG.request(request, Extras())["sampling_params"]["stop"] == ["end"]
+    assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
+    assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
+    plain = VLLM.request(request_of("s"), Extras())
+    assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
+
+
+def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
+    vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
+    target = target_of(vllm)
+    (refused,) = target.probe().refused
+    assert refused == "vllm (/v1/completions, with log-probabilities of the prompt): HTTP 404: no such thing"
+    (answer,) = answers_to(target, [request_of("a", prompt_logprobs=0)])
+    assert answer.error is None and answer.prompt_logprobs is None and answer.logprobs is not None
+
+
+def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
+    vllm.spoil = lambda reply: reply["choices"][0].pop("token_ids")
+    (answer,) = answers_to(target_of(vllm), [request_of("a")])
+    assert answer.token_ids == computed(request_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
+
+
+def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() -> None:
+    with playing("llama.cpp") as player:
+        target = target_of(player)
+        target.probe()
+        player.spoil = lambda reply: reply["completion_probabilities"].pop(1)
+        (answer,) = answers_to(target, [request_of("a")])
+    assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
+
+
+def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> None:
+    target_of(vllm).probe()
+    assert all("model" not in body for _, _, body in vllm.seen)
+    target_of(vllm, model_name="other").probe()
+    assert vllm.seen[-2][2]["model"] == "other"
+
+
+# Answers that can't be true
+
+Spoil = Callable[[dict[str, Any]], Any]
+TWICE = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
+OF_CHOICE: list[tuple[Spoil, str]] = [
+    (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a token id"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
+    (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
+    (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
+    (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
+    (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
+    (
+        lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
+        "top_logprobs[2]: token id 600: expected",
+    ),
+    (
+        lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}),
+        'expected list of objects {"token_id:123": number}',
+    ),
+    (lambda c: c["logprobs"].update(tokens=[5] * 4), "logprobs.tokens [5, 5, 5, 5]: expected list of texts"),
+    (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
+    (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
+    (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
+    (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
+]
+OF_SGLANG: list[tuple[Spoil, str]] = [
+    (lambda m: m["output_token_logprobs"].reverse(), "output_token_logprobs: other tokens than output_ids"),
+    (lambda m: m.update(output_token_logprobs=[[1]] * 4), "[[1], [1], [1], [1]]: expected list of [number, id, text]"),
+    (lambda m: m.update(input_token_logprobs=TWICE[0]), "input_token_logprobs: other tokens than the prompt"),
+    (lambda m: m.update(output_top_logprobs=TWICE), "output_top_logprobs [[[-1.0, 5, None], [-2.0, 5, None]]"),
+]
+OF_LLAMA: list[tuple[Spoil, str]] = [
+    (lambda r: r["tokens"].reverse(), "completion_probabilities: other tokens than tokens"),
+    (lambda r: r.update(tokens_evaluated=9), "prompt tokens: the server counted 9, expected 8"),
+    (lambda r: r.update(tokens_predicted=3), "token_ids: 4, but the server counted 3"),
+    (lambda r: r.update(truncated=True), "truncated: true, so its slot is full"),
+    (
+        lambda r: r.update(tokens=r["tokens"][:3], completion_probabilities=[], tokens_predicted=3),
+        "after 3 of 4 tokens",
+    ),
+]
+SPOILED = [
+    *((VLLM, play_vllm, lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
+    *((SGLANG, play_sglang, lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
+    *((LLAMA_CPP, play_llama, lambda reply: reply, *row) for row in OF_LLAMA),
+]
+
+
+def reply_of(dialect: Dialect, play: Any, request: Request) -> dict[str, Any]:
+    return copy.deepcopy(play(dialect.path, dialect.request(request, Extras())))
+
+
+@pytest.mark.parametrize(("dialect", "play", "inner", "spoil", "error"), SPOILED)
+def test_an_answer_that_cannot_be_true_names_its_field(
+    dialect: Dialect, play: Any, inner: Callable[[Any], Any], spoil: Spoil, error: str
+) -> None:
+    request = request_of("a", prompt_logprobs=0)
+    reply = reply_of(dialect, play, request)
+    assert read_and_judged(dialect, reply, request).error is None
+    spoil(inner(reply))
+    assert error in why_not(dialect, reply, request)
+
+
+def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:
+    return validate(request, read_answer(request, dialect.read(reply, request)), 512)
+
+
+def why_not(dialect: Dialect, reply: dict[str, Any], request: Request) -> str:
+    try:
+        return read_and_judged(dialect, reply, request).error or "nothing"
+    except RequestError as problem:
+        return str(problem)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+PLAYED = ((VLLM, play_vllm), (SGLANG, play_sglang), (LLAMA_CPP, play_llama), (TEXT, play_mlx))
+
+
+@given(st.sampled_from(PLAYED), st.data())
+def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
+    played: tuple[Dialect, Any], data: st.DataObject
+) -> None:
+    dialect, play = played
+    request = request_of("a", prompt_logprobs=0)
+    reply = reply_of(dialect, play, request)
+    holder, key = data.draw(st.sampled_from(list(places(reply))))
+    holder[key] = data.draw(ANYTHING)
+    why = why_not(dialect, json.loads(json.dumps(reply)), request)
+    assert why and why.isprintable()
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything that can be replaced in a JSON value: (container, key)."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from places(inner)
+
+
+# Hits of the prefix cache by the server's own counter
+
+COUNTERS = {  # of a dialect: its page after so many requests, and what stands in the report
+    "rises": (
+        "vllm",
+        'vllm:prefix_cache_hits_total{{engine="0"}} {0}.0',
+        "by the server's counter of all requests",
+    ),
+    "of two sources": (
+        "sglang",
+        'sglang:cached_tokens_total{{s="device"}} {0}\nsglang:cached_tokens_total{{s="host"}} 3',
+        "came from the cache",
+    ),
+    "stays": ("vllm", "vllm:prefix_cache_hits_total 7.0", "never hit in 13 requests that repeat a prefix of up to"),
+    "other": ("vllm", "process_open_fds 7.0", "hits are not reported: 13 requests repeat a prefix"),
+}
+
+
+@pytest.mark.parametrize(("name", "page", "words"), COUNTERS.values(), ids=COUNTERS)
+def test_a_server_whose_answers_report_no_hits_may_count_them(name: str, page: str, words: str) -> None:
+    with playing(name) as player:
+        player.trouble = lambda handler: (
+            handler.path == "/metrics"
+            and (handler.say(page.format(sum(path != "/metrics" for path, _, _ in player.seen)).encode()) or True)
+        )
+        result = checked_target(model(), target_of(player), cases=("hits",), at_once=1)
+        requested = [path for path, _, _ in player.seen].count("/metrics")
+    line = report_of(result).facts["prefix cache"]
+    is_hit = "{0}" in page
+    assert words in line and line.endswith("13 requests repeat a prefix, all right") == is_hit
+    assert any(line in words for words in report_of(result).not_tested) == (not is_hit)
+    assert (requested == 1) == (name == "vllm" and "process" in page)  # what is not there is not asked for again
+    assert result.total.verdict is Verdict.EXACT
+    if is_hit:
+        some = [answer.round_cached_tokens for _, answer in result.pairs]
+        assert line.startswith(f"{sum(filter(None, some))} prompt tokens")

@@ -93,16 +93,6 @@ class Odd(Counting):
         return [kinds.get(request.prompt_token_ids[0], [Answer((1,), finish_reason="length")]) for request in requests]
 
 
-class Undefined(Counting):
-    """Its log-probabilities are no numbers, wherever they are wanted."""
-
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        return [
-            [replace(answer, logprobs=None if request.params.logprobs is None else (float("nan"),) * answer.num_tokens)]
-            for request, (answer,) in zip(requests, super().generate(requests), strict=True)
-        ]
-
-
 class Short(Counting):
     def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         return super().generate(requests)[:1]
@@ -252,12 +242,12 @@ def test_generate_that_raises_for_one_request_is_put_the_others_again() -> None:
     target = target_of("Raising")
     before = Raising.num_engines
     requests = [REQUESTS[0], greedy("bad", (66,), 2), REQUESTS[1], greedy("exits", (68,), 2)]
-    answers = answers_to(target, requests)
-    assert answers[0].token_ids == answers[2].token_ids == (0, 1, 2, 3)
-    assert answers[1] == failed("ValueError: 66 is too much")
-    assert answers[3] == failed("SystemExit: 68")
-    assert answers_to(target, requests[1:2]) == [answers[1]]
+    good, bad = Answer((0, 1, 2, 3), finish_reason="length"), failed("ValueError: 66 is too much")
+    assert answers_to(target, requests) == [good, bad, good, failed("SystemExit: 68")]
+    assert answers_to(target, requests[1:2]) == [bad]
     assert Raising.num_engines > before + 1  # one that raised may hold what it was given
+    with pytest.raises(KeyboardInterrupt):  # which is the user's
+        answers_to(target, [greedy("x", (67,), 2)])
 
 
 def test_generate_that_fails_for_several_is_an_error_of_all() -> None:
@@ -266,11 +256,6 @@ def test_generate_that_fails_for_several_is_an_error_of_all() -> None:
     assert answers_to(target_of("Raising"), lonely) == [failed(expected)] * 2
     assert answers_to(target_of("Raising"), lonely[:1]) == [Answer((0, 1), finish_reason="length")]
     assert answers_to(target_of("Short"), REQUESTS) == [failed("1 answers to 3 requests")] * 3
-
-
-def test_an_interrupt_is_the_users() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        answers_to(target_of("Raising"), [greedy("x", (67,), 2)])
 
 
 def test_an_invalid_answer_is_an_error() -> None:
@@ -289,13 +274,6 @@ def test_an_invalid_answer_is_an_error() -> None:
     for answer, (error, kind) in zip(odd, expected, strict=True):
         assert answer.error is not None and error in answer.error
         assert answer == failed(answer.error, kind)
-
-
-def test_impossible_numbers_are_no_refusal_of_an_option() -> None:
-    """Else an engine whose log-probabilities are all NaN would be one that reports none."""
-    target = target_of("Undefined")
-    assert target.probe().tells_logprobs
-    assert all(answer.is_refuted for answer in answers_to(target, REQUESTS))
 
 
 def test_who_cannot_be_added_harms_no_other_and_if_abort_returns_nothing_the_last_answer_counts() -> None:
@@ -323,30 +301,34 @@ def test_an_engine_that_never_ends_is_given_up() -> None:
     assert lost.kind == HANG and str(lost.error).startswith("not finished after")
 
 
-class Terse(Counting):
-    """Takes no wish for log-probabilities."""
+class Telling(Counting):
+    """Level a, which tells log-probabilities in its own way."""
+
+    def __init__(self, model: str, sizes: dict[str, Any], way: str = "") -> None:
+        super().__init__(model, sizes)
+        self.way = way
 
     def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        if any(
-            request.params.logprobs is not None or request.params.prompt_logprobs is not None for request in requests
-        ):
+        """nan: those that are wanted are no numbers; refused: takes no wish for them; empty: none of prompts."""
+        (wanted,) = {(each.params.logprobs, each.params.prompt_logprobs) != (None, None) for each in requests}
+        if self.way == "refused" and wanted:
             raise ValueError("no log-probabilities")
-        return super().generate(requests)
+        answers = [answer for (answer,) in super().generate(requests)]
+        if self.way == "nan" and wanted:
+            answers = [replace(answer, logprobs=(float("nan"),) * answer.num_tokens) for answer in answers]
+        return [[replace(answer, prompt_logprobs=() if self.way == "empty" else None)] for answer in answers]
 
 
-def test_wishes_that_an_engine_refuses_are_given_up() -> None:
-    abilities = target_of("Terse").probe()
-    assert not abilities.tells_logprobs and not abilities.tells_prompt_logprobs
-    assert answers_to(target_of("Terse"), REQUESTS[:1]) == [Answer((0, 1, 2, 3), finish_reason="length")]
-
-
-class WithoutPrompts(Counting):
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        return [[replace(answer, prompt_logprobs=()) for answer in answers] for answers in super().generate(requests)]
-
-
-def test_an_empty_list_of_prompt_logprobs_reports_none() -> None:
-    target = target_of("WithoutPrompts")
-    assert not target.probe().tells_prompt_logprobs
-    (answer,) = answers_to(target, [changed(REQUESTS[0], prompt_logprobs=0)])
-    assert answer.error is None and answer.prompt_logprobs is None
+@pytest.mark.parametrize(
+    ("way", "tells_logprobs", "is_refuted"), [("nan", True, True), ("refused", False, False), ("empty", False, False)]
+)
+def test_what_an_engine_refuses_is_not_wished_for_and_impossible_numbers_are_no_refusal(
+    way: str, tells_logprobs: bool, is_refuted: bool
+) -> None:
+    """Else an engine whose log-probabilities are all NaN would be one that reports none."""
+    target = PythonTarget(lambda model, sizes: Telling(model, sizes, way), "model")
+    abilities = target.probe()
+    assert (abilities.tells_logprobs, abilities.tells_prompt_logprobs) == (tells_logprobs, way == "nan")
+    answers = answers_to(target, [REQUESTS[0], changed(REQUESTS[1], prompt_logprobs=0)])
+    assert [answer.is_refuted for answer in answers] == [is_refuted] * 2
+    assert all(is_refuted or answer == Answer((0, 1, 2, 3), finish_reason="length") for answer in answers)

@@ -25,7 +25,7 @@ from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, allowed_by, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
-from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, SPREAD, root_mean_square
 from lfm2np.truth import reference, rope
 
 pytestmark = pytest.mark.rounding
@@ -87,15 +87,6 @@ def test_frequencies_are_some_units_of_float32_off(positions: list[int], theta: 
     wanted = rope.angles(rows, 16, rope.Rope(theta)).astype(np.float64) * (1.0 + engine.frequency_errors[:8])
     assert np.abs(cos - np.cos(wanted)).max() < 1e-9 and np.abs(sin - np.sin(wanted)).max() < 1e-9
     assert 0 < np.abs(engine.frequency_errors).max() <= ROTARY_UNITS * 2.0**-24
-
-
-def test_a_matrix_whose_sums_are_in_another_order_is_the_same_map() -> None:
-    random = np.random.default_rng(0)
-    weight, x = random.normal(size=(7, 33)).astype(np.float32), random.normal(size=(4, 33)).astype(np.float32)
-    for draw in range(8):
-        numerics = emulated("float32", 0, draw)
-        matrix = numerics.prepare_matrix(weight, "model.x.weight")
-        assert np.allclose(numerics.linear(x, matrix), x.astype(np.float64) @ weight.T, atol=1e-5)
 
 
 @given(st.integers(1, 90), st.integers(0, 1000))
@@ -180,6 +171,8 @@ def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: i
             gap = float(logprobs[row, first] - logprobs[row, column])
             ratios.append(max(0.0, gap - unit) / gap_scale)
             assert allowed.leads[column] == pytest.approx(ratios[-1], rel=1e-6)
+        chances = [0.5 * math.erfc(ratios[column] / (SPREAD * math.sqrt(2))) for column in range(6) if column != first]
+        assert allowed.flip_chance == pytest.approx(min(1.0, sum(chances)), rel=1e-5, abs=1e-300)
         second = max((token_id for token_id in range(6) if token_id != first), key=lambda token_id: p[row, token_id])
         assert allowed.runner_up == pytest.approx(ratios[second], rel=1e-6)
 

@@ -26,12 +26,8 @@ FLOAT8 = sorted(
 )  # 448 is the last: the code above it is NaN
 
 
-def blocks(row: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [row[start : start + size] for start in range(0, len(row), size)]
-
-
 def by_hand(row: Sequence[Any], size: int, rounding: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    return [value for block in blocks(row, size) for value in rounding(block)]
+    return [value for start in range(0, len(row), size) for value in rounding(row[start : start + size])]
 
 
 def q8_0(block: Sequence[Any]) -> list[Any]:
@@ -61,10 +57,6 @@ def float8(block: Sequence[Any]) -> list[Any]:
     return rounded
 
 
-def int8_row(row: Sequence[Any]) -> list[Any]:
-    return q8_k(row)
-
-
 def float8_row(row: Sequence[Any]) -> list[Any]:
     scale = F32(max(map(abs, row))) / F32(448)
     return [
@@ -79,7 +71,7 @@ def float8_row(row: Sequence[Any]) -> list[Any]:
         (formats.q8_k, 256, q8_k),
         (formats.q4_0, 32, q4_0),
         (formats.float8, 1, float8),
-        (formats.int8_rows, 1000, int8_row),
+        (formats.int8_rows, 1000, q8_k),
         (formats.float8_rows, 1000, float8_row),
     ],
     ids=lambda case: getattr(case, "__name__", ""),

@@ -31,6 +31,8 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.workloads import Writer, rounds
 
+pytestmark = pytest.mark.usefixtures("without_constants")
+
 
 @cache
 def model() -> Model:
@@ -48,17 +50,6 @@ def told(name: str) -> tuple[Pair, ...]:
         for request in round_.requests
     ]
     return tuple(answered(target, requests[:12]))
-
-
-@cache
-def known_by(name: str, draws: Sequence[int]) -> Known:
-    known = Known()
-    judge(model(), name, told(name), known=known, draws=draws)
-    return known
-
-
-def copied(known: Known) -> Known:
-    return Known(dict(known.truths), dict(known.noises), wanted=dict(known.wanted))
 
 
 def positions(ratio: float) -> list[Position]:
@@ -103,7 +94,9 @@ def found(pairs: Sequence[Pair], known: Known) -> Checked:
 @cache
 def known_of_both() -> Known:
     """Of whole checks with one wrong answer: other formats, which are tried then, are emulated once."""
-    return copied(known_by("float32", FIRST))
+    known = Known()
+    judge(model(), "float32", told("float32"), known=known, draws=FIRST)
+    return known
 
 
 @pytest.mark.rounding

@@ -17,8 +17,8 @@ from dumps import (
     report_of,
     six_heads,
     six_heads_with_all,
+    up_to,
 )
-from engine_runs import up_to
 
 from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config
@@ -157,9 +157,6 @@ def test_too_little_in_the_dump_is_no_verdict() -> None:
     report = report_of(SIX, early, "float32")
     assert report.is_conclusive
     assert report.unreached[0] == "model.layers.2.operator_norm"
-
-
-# --- what each operation does to spreads
 
 
 # --- patterns

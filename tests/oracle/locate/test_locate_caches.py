@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from engine_runs import (
+from dumps import (
     BIASED,
     LFM3,
     TRAINED,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import PLAIN, mixture
-from engine_runs import (
+from dumps import (
     BIASED,
     TRAINED,
     UNTIED,
@@ -218,16 +218,6 @@ def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> No
     first = located(model, recorded, lambda name: not name.endswith((".attended", ".residual"))).findings[0]
     assert first.name == "model.layers.2.self_attn.out_proj"
     assert first.recomputed == (ATTENDED,)
-
-
-def test_from_block_outputs_alone_the_layer_is_found() -> None:
-    model = loaded(TRAINED, "exact")
-    with inject("rotation-backwards"):
-        recorded = record(model, prompt(0, 24))
-    first = located(model, recorded, lambda name: name.count(".") == 2).findings[0]
-    assert (first.name, first.layer) == ("model.layers.2", 2)
-    assert ATTENDED in first.recomputed
-    assert "model.layers.1" not in first.recomputed
 
 
 @pytest.mark.parametrize("name", [*AT_LENGTH, *LFM3S_AT_LENGTH])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ from builders import PLAIN, SCALED, SPARSE, Stored, mixture, safetensors_bytes, 
 from dumps import SIX, checkpoint, recorded_under, six_heads, six_heads_with_all, stored_dump, written
 
 from lfm2np.arithmetic.ieee import FLOAT32
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.commands.cli import locate as cli_locate
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
 from lfm2np.oracle.locate.dump import Dump, read_dump
 from lfm2np.oracle.locate.locate import locate
+from lfm2np.oracle.locate.operations import LAYER
 
 pytestmark = pytest.mark.rounding
 
@@ -240,3 +245,33 @@ def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
     recorded["lm_head"][0, 5] += 1.0
     (finding,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
     assert (finding.row, finding.channel, finding.rows) == (11, 5, "the last row, 11")
+
+
+# --- the writers of fixtures/dumps, compiled where there is a compiler; names on the page
+
+
+TOP = Path(__file__).parents[3]
+PAGE = (TOP / "docs" / "engine" / "7-locate.md").read_text(encoding="utf-8")
+COMPILERS = {
+    "main.cpp": ("g++", "-std=c++11", "-Wall", "-Werror"),
+    "dump.rs": ("rustc", "--edition=2021", "-D", "warnings"),
+}
+
+
+@pytest.mark.parametrize("source", COMPILERS)
+def test_the_writer_compiles_and_writes_a_dump(source: str, tmp_path: Path) -> None:
+    command = COMPILERS[source]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    subprocess.run([*command, TOP / "fixtures" / "dumps" / source, "-o", "writer"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "writer"], cwd=tmp_path, check=True)
+    dump = read_dump(tmp_path / "dump.safetensors", load_config(TOP / "fixtures" / "trained"))
+    assert (dump.token_ids.tolist(), dump.sizes, dump.format, dump.unknown) == ([5, 6, 7], (2, 1), "float32", ())
+    assert dump.stored == {"model.layers.0": "float32"}
+    assert np.array_equal(dump.tensors["model.layers.0"], np.full((3, 128), 0.5))
+
+
+def test_the_page_lists_every_name_that_a_dump_may_have() -> None:
+    listed = re.sub(r"\[.*", "", PAGE.partition("## The dump")[2].partition("## Recorded")[0])
+    words = {word.rstrip(",").rpartition(".")[2] for line in listed.splitlines() for word in line.split()}
+    assert {part.rpartition(".")[2] for part in {name for name, *_ in LAYER}} <= words

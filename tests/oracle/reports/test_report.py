@@ -1,4 +1,5 @@
-"""The report as text, JSON and JUnit XML: the numbers are those of the check."""
+"""The report as text, JSON, JUnit XML and a page: the numbers are those of the check; no text from outside does
+anything."""
 
 from __future__ import annotations
 
@@ -6,43 +7,150 @@ import json
 import os
 import stat
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from engines import Kept, checked_target
+from faults import inject
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
-from reports import right as right_check
-from reports import wrong as wrong_check
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.causes.groups import SHOWN, grouped
+from lfm2np.oracle.causes.groups import SHOWN, Group, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import exit_code, report_of
-from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
+from lfm2np.oracle.engines.target import Abilities
+from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict, root_mean_square
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text, visible
 from lfm2np.oracle.report.report import environment, number
+from lfm2np.oracle.total import Total
 from lfm2np.system import replaced, write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 
 
+# --- what a check may have found: by our own engine, right and with a fault, and made by hand
+
+COMMAND = "lfm2np check 'package.module:factory' --format float32"
+HOSTILE = (
+    "</title></style></bdi></td><script>alert(1)</script><img src=http://evil.example/x onerror=a()>\"'&amp;]]>-->"
+    "\x00\x07\x1b[2J\r\n\u202eevil\u2066\u200b\ud800\ufffe"
+)
+
+
+@pytest.fixture(scope="module")
+def right() -> Checked:
+    return run_check(Kept)
+
+
+@pytest.fixture(scope="module")
+def wrong() -> Checked:
+    with inject("state-never-advanced"):
+        return run_check(PythonTarget)
+
+
+def run_check(kind: type[PythonTarget]) -> Checked:
+    """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
+    model = lfm2np.load()
+    target = kind("lfm2np.suite.adapters:own", model.path)
+    return checked_target(model, target, cases=("short-prompts",))
+
+
+def position(request: Request, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
+    return Position(
+        request=request,
+        row=row,
+        is_new=True,
+        token_id=5,
+        best=6 if flip else 5,
+        gap=0.25 if flip else 0.0,
+        gap_ratio=3.5 if flip else 0.0,
+        margin_ratio=3.5 if flip else 77.0,
+        error=None if error is None else error / 1000,
+        error_ratio=error,
+        error_size=None if error is None else abs(error),
+        verdict=verdict,
+    )
+
+
+def made(verdict: Verdict, positions: list[Position], reason: str, engine: str = "hand made") -> Checked:
+    """A Checked that no engine said; each position's request has one answer."""
+    pairs = {judged.request.request_id: (judged.request, Answer((5,))) for judged in positions}
+    ratios = [abs(judged.error_ratio) for judged in positions if judged.error_ratio is not None]
+    wrong = [judged for judged in positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)]
+    total = Total(
+        verdict=verdict,
+        grounds=(reason,),
+        counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
+        rms=root_mean_square(ratios),
+        worst=max(ratios, default=0.0),
+        flips=sum(judged.is_flip for judged in positions),
+        flip_chance=0.125,
+        first_wrong=wrong[0] if wrong else None,
+        unanswered=(),
+    )
+    return Checked(
+        Abilities(engine, tells_logprobs=True), "float32", tuple(pairs.values()), (), tuple(positions), total
+    )
+
+
+def short(case: str = "borders", index: int = 1) -> Request:
+    return greedy(f"{case}-{index}", (1, 2, 3), 4, case=case, tags={"length": 3, "beside": False})
+
+
+def drift() -> Checked:
+    positions = [position(short(), row, Verdict.DRIFT, 12.5 + row) for row in range(4)]
+    return made(Verdict.DRIFT, positions, "errs like bfloat16 everywhere: not the float32 that it declares")
+
+
+def inconclusive() -> Checked:
+    return made(Verdict.INCONCLUSIVE, [position(short(), 2, Verdict.EXACT, None)], "no log-probabilities were told")
+
+
+def tie() -> Checked:
+    positions = [position(short(), 0, Verdict.EXACT, 0.5), position(short(), 1, Verdict.TIE, 1.5, flip=True)]
+    return made(Verdict.TIE, positions, "every flip is within what float32 explains")
+
+
+def hostile() -> Checked:
+    """Everything that an engine, a file of answers or a prompt may say."""
+    request = greedy(
+        f"{HOSTILE}-1", (1, 2, 3), 4, case=HOSTILE, prompt_text=HOSTILE, tags={"length": 3, "prefix": HOSTILE}
+    )
+    base = made(Verdict.BUG, [position(request, row, Verdict.BUG, 99.0, True) for row in range(4)], HOSTILE, HOSTILE)
+    silent = greedy("silent-1", (1,), 4, case="silent", tags={"length": 1})
+    pairs = (*base.pairs, (silent, Answer(error=HOSTILE)))
+    return replace(
+        base,
+        format=HOSTILE,
+        pairs=pairs,
+        not_put=(HOSTILE,),
+        total=replace(base.total, unanswered=(silent.request_id,)),
+    )
+
+
+def unanswered() -> Checked:
+    """Some requests failed, with twelve messages; some could not be put."""
+    requests = [short("prefixes", index) for index in range(24)]
+    pairs = tuple((request, failed(f"message {min(index, 11)}")) for index, request in enumerate(requests))
+    base = made(Verdict.INCONCLUSIVE, [], "24 requests got no usable answer")
+    total = replace(base.total, unanswered=tuple(request.request_id for request in requests))
+    return replace(base, pairs=pairs, not_put=("borders-7", "borders-9", "families-2"), total=total)
+
+
+# --- helpers
+
 SCHEMAS = Path(lfm2np.__file__).with_name("oracle") / "schemas"
 SCHEMA = Draft202012Validator(json.loads((SCHEMAS / "report.schema.json").read_text(encoding="utf-8")))
-
-
-@pytest.fixture
-def right() -> Checked:
-    return right_check()
-
-
-@pytest.fixture
-def wrong() -> Checked:
-    return wrong_check()
 
 
 # --- exit codes
@@ -87,19 +195,11 @@ def test_the_text_of_a_wrong_engine_says_why_and_what_next_before_what_was_not_t
     assert [line[11:] for line in untested] == wrong.not_tested and "batches" in wrong.not_tested
 
 
-@pytest.mark.parametrize(
-    ("target", "records"),
-    [
-        ("module:factory", True),
-        ("transformers:", True),
-        ("http://host:1", False),
-        ("exec:x", False),
-        ("a.jsonl", False),
-    ],
-)
-def test_what_is_offered_next_works_for_the_kind_of_target(wrong: Checked, target: str, records: bool) -> None:
+@pytest.mark.parametrize("target", ["module:factory", "transformers:", "http://host:1", "exec:x", "a.jsonl"])
+def test_what_is_offered_next_works_for_the_kind_of_target(wrong: Checked, target: str) -> None:
     """Answers that were recorded, of a server or a process, can't be run again with activations."""
     (step,) = report_of(wrong, target).next_steps
+    records = target in ("module:factory", "transformers:")
     assert step.startswith("--locate records") == records and ("--locate RECORDER" in step) != records
 
 
@@ -187,31 +287,14 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
     names = [case.get("name") for case in passed.findall("testcase")]
     assert names == [*(request.request_id for request, _ in right.pairs), "verdict"]
     assert {case.get("classname") for case in passed.findall("testcase")} == {"short-prompts", "lfm2np check"}
-    assert passed.attrib == {
-        "name": "lfm2np check",
-        "tests": str(len(names)),
-        "failures": "0",
-        "skipped": "0",
-        "errors": "0",
-    }
-    failed_ids = {
-        judged.request.request_id for judged in wrong.positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)
-    }
+    zeros = dict.fromkeys(("failures", "skipped", "errors"), "0")
+    assert passed.attrib == {"name": "lfm2np check", "tests": str(len(names)), **zeros}
+    failed = {judged.request.request_id: judged for judged in reversed(wrong.positions) if judged.verdict in WRONG}
     suite = suite_of(wrong)
-    failing = [case for case in suite.findall("testcase") if case.find("failure") is not None]
-    assert {case.get("name") for case in failing} == failed_ids | {"verdict"}
-    assert suite.get("failures") == str(len(failing))
-    for case in failing[:-1]:
-        case_positions = [
-            judged
-            for judged in wrong.positions
-            if judged.request.request_id == case.get("name") and judged.verdict is not Verdict.EXACT
-        ]
-        message = case.find("failure")
-        assert message is not None and message.text is not None
-        assert (
-            f"{number(case_positions[0].error)} nats" in message.text and f"row {case_positions[0].row}" in message.text
-        )
+    failing = {str(case.get("name")): case.findtext("failure") for case in suite.findall("testcase[failure]")}
+    assert failing.keys() == failed.keys() | {"verdict"} and suite.get("failures") == str(len(failing))
+    for name, first in failed.items():
+        assert f"{number(first.error)} nats" in str(failing[name]) and f"row {first.row}" in str(failing[name])
 
 
 def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
@@ -234,12 +317,16 @@ def test_junit_skips_what_can_not_be_judged() -> None:
 
 def test_hostile_text_is_shown_and_does_nothing() -> None:
     checked = hostile()
-    for form in (as_junit(report_of(checked), HOSTILE), as_text(report_of(checked), HOSTILE)):
-        assert all(c == "\n" or c.isprintable() for c in form)
+    forms = [form(report_of(checked), HOSTILE) for form in (as_junit, as_text, as_html)]
+    assert all(c == "\n" or c.isprintable() for form in forms for c in form)
     assert visible(HOSTILE) in as_text(report_of(checked))
     suite = suite_of(checked)
     assert {case.get("name") for case in suite.findall("testcase")} >= {visible(HOSTILE), f"{visible(HOSTILE)}-1"}
     assert json.loads(json.dumps(as_json(report_of(checked), HOSTILE)))["facts"]["format"] == HOSTILE
+    for page in (page_of(checked), Page(forms[2])):
+        assert visible(HOSTILE) in page.text
+        assert "<U+202E>evil<U+2066><U+200B><U+D800><U+FFFE>" in page.text
+        assert "<U+0000><U+0007><U+001B>[2J<U+000D><U+000A>" in page.text
 
 
 def test_a_long_text_is_cut_and_its_length_given() -> None:
@@ -270,24 +357,24 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
-def test_a_file_that_is_overwritten_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "real").chmod(mode)
-    (tmp_path / "link").symlink_to("real")
-    for name in ("real", "link"):
-        write_whole(tmp_path / name, name)
-        assert (tmp_path / "real").read_text() == name
-        assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == mode
-    with replaced(tmp_path / "link") as file:  # as the commands that write piece by piece
+def test_a_file_that_is_overwritten_keeps_its_mode_and_a_link_is_one(tmp_path: Path, mode: int) -> None:
+    real, link, new = (tmp_path / name for name in ("real", "link", "new"))
+    real.write_text("old")
+    real.chmod(mode)
+    link.symlink_to("real")
+    for path in (real, link):
+        write_whole(path, path.name)
+        assert (real.read_text(), stat.S_IMODE(real.stat().st_mode)) == (path.name, mode)
+    with replaced(link) as file:  # as the commands that write piece by piece
         assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob(".*.part")} == {mode}
         file.write(b"pieces")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "pieces"
+    assert link.is_symlink() and real.read_text() == "pieces"
     before = os.umask(0o027)
     try:
-        write_whole(tmp_path / "new", "new")
+        write_whole(new, "new")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+    assert stat.S_IMODE(new.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("name", ["missing/report.html", ".", "x" * 300])
@@ -295,3 +382,119 @@ def test_a_file_that_can_not_be_written_is_an_error_that_names_it(tmp_path: Path
     with pytest.raises(RequestError, match="can't be written"):
         write_whole(tmp_path / name, "text")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- HTML
+
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Its elements balanced, its text; AssertionError for what a report must not have."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.labels: list[str] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.policy = ""
+        self.lang: str | None = None
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs)
+        assert tag not in ("script", "img", "link", "iframe", "object", "embed", "base", "form")
+        for name, value in attrs:
+            assert not name.startswith("on") and name not in ("src", "style", "srcdoc", "xlink:href")
+            assert name != "href" or (value or "").startswith("#")
+        self.tags.append(tag)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.links += [(given["href"] or "")[1:]] if "href" in given else []
+        self.labels += (given.get("aria-labelledby") or "").split()
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+        self.lang = given.get("lang", self.lang)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+def page_of(checked: Checked) -> Page:
+    return Page(as_html(report_of(checked), COMMAND))
+
+
+def numbers(group: Group) -> list[str]:
+    counts = [str(count) for count in (group.count, group.told, group.flips, group.bugs)]
+    return [*counts[:2], number(group.rms), number(group.worst), *counts[2:]]
+
+
+def test_every_page_is_whole_and_requests_for_nothing(right: Checked, wrong: Checked) -> None:
+    for checked in (right, wrong, drift(), inconclusive(), tie(), unanswered(), hostile(), made(Verdict.EXACT, [], "")):
+        page = page_of(checked)
+        assert page.lang == "en"
+        assert page.policy.startswith("default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'")
+        assert "script-src" not in page.policy  # so that none runs
+        assert len(set(page.ids)) == len(page.ids)
+        assert set(page.links) | set(page.labels) <= set(page.ids)
+        assert [page.tags.count(tag) for tag in ("h1", "main", "header", "nav", "script")] == [1, 1, 1, 1, 0]
+        assert "@import" not in as_html(report_of(checked)) and "url(" not in as_html(report_of(checked))
+
+
+def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked) -> None:
+    page, total = page_of(wrong), wrong.total
+    assert "lfm2np check: ✕ BUG" in page.text
+    for reason in total.reasons:
+        assert reason in page.text
+    assert f"RMS {number(total.rms)} times rounding error plus logit step; beyond" in page.text
+    for name in SHOWN:
+        for level, group in grouped(wrong.positions, name).items():
+            assert [name, level, *numbers(group)] in [row[:-1] for row in page.rows], (name, level)
+    for judged in wrong.positions:
+        if judged.is_flip:
+            sizes = [number(value) for value in (judged.gap, judged.gap_ratio, judged.margin_ratio)]
+            assert any(row[0] == judged.request.request_id and row[6:9] == sizes for row in page.rows)
+    for value in (*environment().values(), COMMAND, wrong.abilities.engine):
+        assert value in page.text
+
+
+def tags_of(engine: str, reason: str) -> list[str]:
+    said = replace(tie(), abilities=Abilities(engine))
+    return page_of(replace(said, total=replace(said.total, grounds=(reason,)))).tags
+
+
+USUAL = tags_of("engine", "reason")
+
+
+@settings(max_examples=20)
+@given(st.text())
+def test_the_elements_of_a_page_do_not_depend_on_what_the_engine_says(text: str) -> None:
+    assert tags_of(text, text) == USUAL

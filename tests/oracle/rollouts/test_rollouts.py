@@ -1,16 +1,20 @@
 """Rollouts judged: committed files of transformers with planted errors, and made ones whose truth is known."""
 
 import json
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.commands.cli.shared.work import WORKS
-from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sampling import choice
+from lfm2np.engine.sampling.params import PROFILES, SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.oracle.judging.verdict import Verdict
@@ -24,6 +28,7 @@ from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
+from lfm2np.oracle.rollouts.views import processed, viewed
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
@@ -266,3 +271,40 @@ def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
     lost = logprobs_of(model, rollout, {"borders": [13], "attend": False})
     short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
     assert np.allclose(lost, exact_of(model, short), rtol=0, atol=1e-5)
+
+
+# --- views of a distribution against engine/sampling/choice.py, which decides what a token is drawn from
+
+
+VIEWS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from((0.3, 0.7, 1.0, 1.5)),
+    top_k=st.sampled_from((0, 1, 3, 10)),
+    top_p=st.sampled_from((1.0, 0.9, 0.5, 1e-6)),
+    min_p=st.sampled_from((0.0, 0.05, 0.5, 1.0)),
+    repetition_penalty=st.sampled_from((1.0, 1.3)),
+    presence_penalty=st.sampled_from((0.0, 0.5)),
+    frequency_penalty=st.sampled_from((0.0, -0.25)),
+    profile=st.sampled_from(PROFILES),
+)
+LOGITS = st.lists(st.integers(-24, 24).map(lambda quarter: quarter / 4), min_size=2, max_size=40)
+
+
+@given(LOGITS, VIEWS, st.data())
+def test_a_view_is_what_choice_draws_from(logits, view, data):
+    """Without ties at the border, where choice takes the lower ids and engines differ."""
+    ids = data.draw(st.lists(st.integers(0, len(logits) - 1), min_size=3, max_size=6))
+    row, start = np.array([logits], np.float32), len(ids) - 1
+    weights = choice.distribution(row[0], view, ids[:start], (), ())
+    values = processed(row, view, ids, range(start, start + 1), start)
+    result = viewed(values, np.array(ids[start:]), view, (1e-4, 0.3))
+    logprob = float(result["logprobs"][0, ...].item())
+    weight = int(weights[ids[start]])
+    tied = np.count_nonzero(values[0] == values[0, ids[start]]) > 1
+    if weight:
+        assert abs(logprob - math.log(weight / int(weights.sum()))) <= 1e-13 + 2 / weight + 1e-15 * len(logits)
+        low, high = result["low"][:, 0], result["high"][:, 0]
+        assert (low <= logprob + 1e-12).all() and (high >= logprob - 1e-12).all()
+        assert low[1] <= low[0] + 1e-12 and high[1] >= high[0] - 1e-12  # a larger tolerance allows more
+    elif not tied:
+        assert logprob == -math.inf or logprob < -30.0  # a weight of 0 is below 2**-46 of the largest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import math
@@ -11,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
-from lfm2np.oracle.vectors.set_files import PACKAGED, packaged_set, read_set
-from lfm2np.truth.weights import AttentionWeights
+from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
+from lfm2np.truth.weights import AttentionWeights, MixtureWeights
 
 Json = dict[str, Any]
 
@@ -164,13 +164,6 @@ def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str) -
             vectors_plain.PlainError, match=r"not a sound vector set|is not in the vector set|format 'f"
         ):
             vectors_plain.judge({**packaged(), field: value}, right_answers(packaged()), "float32")
-
-
-def test_the_plain_checker_needs_neither_numpy_nor_this_package() -> None:
-    nodes = list(ast.walk(ast.parse(PLAIN.read_text())))
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "collections.abc", "hashlib", "json", "math", "sys", "typing"}
 
 
 @pytest.mark.parametrize(
@@ -314,3 +307,57 @@ def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught
     vectors = [copy.copy(vector) for vector in packaged()["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
         assert caught_by in caught(packaged(), vectors, trained())
+
+
+# --- a mixture of experts: fair to engines whose rounding chooses other experts
+
+
+SOME = ("short-2-text", "border-15", "border-16", "decode-32", "beside-3")  # and all beside it
+
+
+@cache
+def published() -> Model:
+    return load(FIXTURES / "torture" / "moe_published")
+
+
+@cache
+def some() -> dict[str, Any]:
+    return make(published(), only=SOME)
+
+
+def without_bias(model: Model) -> Model:
+    """An engine that forgets the bias by which experts are chosen."""
+    layers = [
+        replace(layer, feed_forward=replace(layer.feed_forward, bias=None))
+        if isinstance(layer.feed_forward, MixtureWeights)
+        else layer
+        for layer in model.weights.layers
+    ]
+    return replace(model, weights=replace(model.weights, layers=tuple(layers)))
+
+
+@pytest.mark.rounding
+def test_a_set_is_written_and_verifies(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text(document_text(some()))
+    known = read_set(tmp_path / "set.json")
+    assert verify(published(), known) == []
+    assert verify(load(published().path, weights="streamed"), known) == []
+
+
+@pytest.mark.rounding
+def test_a_mixture_run_as_the_schedules_say_answers_right() -> None:
+    judged = vectors_plain.judge(some(), played(published(), some()), "float32")
+    assert {judgement.verdict for judgement in judged} == {"EXACT"}
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(("format_name", "draw"), [("float32", 4), ("bfloat16", 3), ("float16", 4)])
+def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: str, draw: int) -> None:
+    answers = emulated_answers(published(), some(), format_name, draw)
+    assert verdict(some(), answers, format_name) != 1
+
+
+@pytest.mark.rounding
+def test_an_engine_without_the_experts_bias_is_wrong_in_float32() -> None:
+    answers = played(without_bias(published()), some())
+    assert verdict(some(), answers, "float32") == 1

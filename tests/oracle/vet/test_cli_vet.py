@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from http_player import Handler, playing
 from jsonschema import Draft202012Validator
-from provider import chat, serving
 from quantise import write_types
 
 import lfm2np
@@ -27,6 +29,35 @@ ALONE = ("--candidate", f"bf16={TRAINED}")  # for what does not hang on the verd
 OWN_DEFAULTS = ("--sampling", "temperature=1", "--sampling", "temperature=1 top_k=40 min_p=0.05")
 BF16, Q4 = ANSWERS / "transformers-bfloat16.jsonl", ANSWERS / "llama.cpp-Q4_0.jsonl"
 PROBE = "The"
+
+
+Play = Callable[[dict[str, Any], int], tuple[int, Any]]
+
+
+def chat(text: str, ids: list[int] | None = None, finish_reason: str = "stop") -> dict[str, Any]:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    token_ids = {} if ids is None else {"token_ids": ids}
+    usage = {"prompt_tokens": 20, "completion_tokens": len(ids or text.split())}
+    return {"choices": [choice | token_ids], "usage": usage}
+
+
+@contextlib.contextmanager
+def serving(play: Play, **headers: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Its address, and the requests that came: body, headers and path."""
+    requests: list[dict[str, Any]] = []
+
+    def answer(handler: Handler) -> bool:
+        path, fields, body = handler.server.seen[-1]
+        if handler.command != "POST":
+            return False
+        requests.append({"body": body, "headers": fields, "path": path})
+        status, content = play(body, len(requests) - 1)
+        handler.say(content, status, **headers)
+        return True
+
+    with playing(lambda path, body: None) as player:
+        player.trouble = answer
+        yield player.url, requests
 
 
 @pytest.fixture(scope="module")

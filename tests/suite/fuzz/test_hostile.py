@@ -154,7 +154,7 @@ def test_a_server_that_never_answers_hangs_within_the_given_time(here: Here, tro
 
 
 def test_more_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
-    """Each other impossible form is in tests/oracle/engines/test_http_answers.py."""
+    """Each other impossible form is in tests/oracle/engines/test_http.py."""
     twice = lambda fields: fields["choices"].append(fields["choices"][0])  # noqa: E731
     reported = judged(ONE, played(here, ONE, lambda server: setattr(server, "spoil", twice)))
     assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: 2 samples, expected 1")

@@ -1,15 +1,23 @@
-"""Server-sent events put together: the whole reply of each dialect, and events that are none."""
+"""Dialects: server-sent events put together, what is sent and read; a dialect is one value, known to no other file."""
 
+from __future__ import annotations
+
+import copy
 import random
+import re
+from pathlib import Path
 from typing import Any
 
+import dialects
 import pytest
+from http_player import play_llama, play_mlx, play_sglang, play_vllm, request_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.dialects import CHATS, DIALECTS, LLAMA_CPP, SGLANG, VLLM
-from lfm2np.oracle.engines.dialects.dialect import Dialect, split_choices
+from lfm2np.oracle.engines.dialects import CHATS, DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, split_choices
 
 COUNT = 5
 (CHAT,) = CHATS
@@ -133,3 +141,87 @@ def test_a_chats_calls_come_together_by_their_index_and_its_texts_grow() -> None
         {"name": "f", "arguments": '{"a": 1}'},
         {"name": "g", "arguments": "{}"},
     ]
+
+
+# --- what is sent and read in a dialect is what the page says; no other file knows its name
+
+
+REQUEST = request_of("a", prompt_logprobs=0)
+PLAYS = {
+    "vllm": (VLLM, play_vllm),
+    "sglang": (SGLANG, play_sglang),
+    "llama.cpp": (LLAMA_CPP, play_llama),
+    "text": (TEXT, play_mlx),
+}
+ROUTES = {"routes"}  # of mixtures; the servers that are played have none
+
+
+@pytest.fixture(params=PLAYS)
+def spoken(request: pytest.FixtureRequest) -> tuple[Dialect, dict[str, Any]]:
+    """A dialect, and a response with all that it may hold."""
+    dialect, play = PLAYS[request.param]
+    reply = play(dialect.path, dialect.request(REQUEST, Extras()))
+    assert reply is not None
+    return dialect, reply
+
+
+@pytest.mark.rounding
+def test_the_page_has_what_is_sent_and_read() -> None:
+    assert dialects.made() in dialects.PAGE.read_text(encoding="utf-8")
+
+
+def without(reply: dict[str, Any], path: str) -> dict[str, Any]:
+    """A copy of the reply; the field is there to begin with."""
+    less = copy.deepcopy(reply)
+    *outer, last = re.findall(r"\w+", path)
+    inside: Any = less
+    for name in outer:
+        inside = inside[int(name) if name.isdigit() else name]
+    del inside[last]
+    return less
+
+
+def said(dialect: Dialect, reply: dict[str, Any]) -> dict[str, Any]:
+    """What is read, what is missing left out."""
+    return {name: value for name, value in dialect.read(reply, REQUEST).items() if value is not None}
+
+
+@pytest.mark.rounding
+def test_each_field_of_the_table_is_read_there_and_there_only(spoken: tuple[Dialect, dict[str, Any]]) -> None:
+    dialect, reply = spoken
+    whole = said(dialect, reply)
+    assert set(whole) == {field.says for field in dialect.fields} - ROUTES - {"prompt"}
+    for name in whole:
+        less = reply
+        for path in {field.path for field in dialect.fields if field.says == name}:
+            less = without(less, path)
+        assert name not in said(dialect, less), name
+
+
+@pytest.mark.rounding
+def test_the_script_of_a_fuzz_run_reads_a_response_in_the_same_way(spoken: tuple[Dialect, dict[str, Any]]) -> None:
+    dialect, reply = spoken
+    names: dict[str, Any] = {}
+    exec(dialect.reproducer, names)
+    fields = dialect.read(reply, REQUEST)
+    assert names["answer"]([reply]) == (fields["token_ids"], fields["logprobs"])
+
+
+NAMES = "|".join(re.escape(each.name) for each in DIALECTS if each.name != "text")  # also a field of answers
+SINGLED_OUT = re.compile(
+    r"import\b[^\n]*\b(VLLM|SGLANG|LLAMA_CPP|TEXT)\b"
+    r"|\bdialects(\.| import [^\n]*)\b(openai|sglang|llama_cpp)\b"
+    r"|dialect\.name\b[^\n]*(==|!=| in )"
+    rf"|(==|!=| in )[^\n]*[\"']({NAMES})[\"']|[\"']({NAMES})[\"'] in "
+)
+
+
+@pytest.mark.rounding
+def test_no_other_file_imports_a_dialect_or_compares_its_name() -> None:
+    """In any other place a new dialect would have to be added, too."""
+    package = Path(lfm2np.__file__).parent
+    folders = (package / "oracle" / "engines", package / "suite" / "fuzz", package / "commands" / "cli")
+    paths = [path for folder in folders for path in folder.rglob("*.py") if path.parent.name != "dialects"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    assert texts and {name: found[0] for name, text in texts.items() if (found := SINGLED_OUT.search(text))} == {}
+    assert SINGLED_OUT.search("if engine.startswith('x') and kind == 'llama.cpp': pass")
