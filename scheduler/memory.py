@@ -28,10 +28,10 @@ class Memory:
         return self.groups[0].blocks_for(num_tokens)
 
     def fit_together(self, requests: Sequence[Request], most_tokens: int, free: int) -> bool:
-        """Whether all would get their whole length in `free` blocks, and all but a lone one a place in a step."""
+        """Whether all would get their whole length in `free` blocks, and a place in one step."""
         tokens = sum(request.num_tokens for request in requests)
         blocks = sum(self.blocks_for(request.most_computed_tokens) for request in requests)
-        return blocks <= free and (len(requests) < 2 or tokens <= most_tokens)
+        return blocks <= free and tokens <= most_tokens
 
     def enter(
         self, request: Request, keys: Sequence[bytes], stop: int, moves: list[Move], above_watermark: bool

@@ -132,8 +132,9 @@ KIND = "cost model"
 
 def read_cost_model(path: str | Path) -> CostModel:
     """As `write` wrote it. RequestError, with the file's name, for anything else."""
+    text = read_text(path)
     try:
-        raw = json.loads(read_text(path))
+        raw = json.loads(text)
         if raw.pop("kind") != KIND:
             raise ValueError(f"kind: expected {KIND}")
         return CostModel(**raw)

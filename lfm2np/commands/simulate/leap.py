@@ -81,7 +81,6 @@ def _cross_borders(scheduler: Scheduler, count: int, running: list[Request], sta
             result.steps = step
             return result
         for index in growing:
-            running[index].num_computed_tokens = starts[index] + step
             scheduler.memory.grow(running[index], 1, [])
         if pool.num_free != free:
             result.taken.append((step, free - pool.num_free))
@@ -101,4 +100,3 @@ def _take_back(running: list[Request], starts: list[int], steps: int) -> None:
     """The tokens of steps that were not taken."""
     for request, start in zip(running, starts, strict=True):
         del request.token_ids[start + steps :]
-        request.num_computed_tokens = start

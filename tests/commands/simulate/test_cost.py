@@ -132,7 +132,9 @@ def test_another_file_is_refused_in_one_line(tmp_path, change, named):
     path.write_bytes(fields)
     with pytest.raises(RequestError) as caught:
         read_cost_model(path)
-    assert str(caught.value).startswith(f"{path}: ") and named in str(caught.value) and "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and message.count(str(path)) == 1, message
+    assert named in message and "\n" not in message, message
 
 
 # --- published figures
