@@ -99,10 +99,11 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     assert main(["check", results, "--save", results, "--json"]) == 0
     second = json.loads(capsys.readouterr().out)
     assert first["verdict"] == second["verdict"] == "EXACT"
-    assert first["figures"]["scoring"]["tokens"] >= 2 * second["figures"]["scoring"]["tokens"] > 0
+    tokens, tokens_again = (report["figures"]["scoring"]["tokens"] for report in (first, second))
+    assert 2 * tokens == 3 * tokens_again > 0  # of two emulated engines, and only at first of the truth, which is kept
     assert second["figures"]["scoring"]["tokens_per_second"] > 0
     assert main(["vectors", "verify", "--workers", "2", "--save", results]) == 0
-    assert "bit for bit as computed here" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("verdict    EXACT\n")
     code = main(["vectors", "verify", "--save", str(tmp_path)])
     assert code == 3
     assert "can't be read" in capsys.readouterr().err

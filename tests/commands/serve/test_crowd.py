@@ -1,4 +1,4 @@
-"""Sixty-four clients at once: cut streams, large hostile bodies, responses that nobody reads, half a request.
+"""Sixty-four clients at once: 300 cut streams, 1,000 hostile bodies, responses that nobody reads, half a request.
 
 Every response that is waited for is the reference's, every refusal has its status, and in the end nothing is held: no
 request, no block, no memory.
@@ -27,7 +27,7 @@ SERVER = (
     *("--max-requests", "1000", "--max-num-seqs", "32"),
     *("--num-blocks", "60", "--block-size", "8", "--max-num-batched-tokens", "256", "--speculative", "ngram"),
 )
-CLIENTS, WAITED, CUT, UNREAD, HOSTILE = 64, 250, 300, 16, 400
+CLIENTS, WAITED, CUT, UNREAD, HOSTILE = 64, 250, 300, 16, 1000
 LARGE = 2**21 - 100  # bytes: just below the server's limit
 MOST_GROWTH = 1.3  # between the first half and the second
 
@@ -40,10 +40,18 @@ def with_fields(start: bytes, field: bytes, end: bytes) -> bytes:
     return start + b",".join(field % number for number in range(LARGE // 14)) + end
 
 
-BODIES: list[tuple[bytes, int]] = [  # small ones: test_refusals.py
+SMALL = [  # more of them: test_refusals.py
+    *((content, 400) for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": NaN}')),
+    *(
+        (b'{"prompt": ' + rest, 400)
+        for rest in (b"[1, 512]}", b'"a", "max_tokns": 3}', b'"a", "n": 99999999999999999999}')
+    ),
+    (b'{"prompt": "a", "model": "another"}', 404),
+]
+LARGE_BODIES: list[tuple[bytes, int]] = [
     *((content, 400) for content in (b"[" * 5000, b'{"a":' * 5000, b"9" * 9999)),
     *((filled(b'{"prompt":[', piece, piece[:-1] + b"]}"), 400) for piece in (b"1,", b"[],", b"[1],")),
-    (filled(b'{"prompt":"a","metadata":[', b"{},", b"{}]}"), 400),
+    (filled(b'{"prompt":"a","metadata":[', b"{},", b"{}]"), 400),  # not closed
     (with_fields(b"{", b'"a%d":0', b"}"), 400),
     (with_fields(b'{"prompt":"a","logit_bias":{', b'"%d":""', b"}}"), 400),
     (with_fields(b'{"messages":[{', b'"a%d":0', b"}]}"), 400),
@@ -92,7 +100,9 @@ def jobs_of(port: int, randomly: random.Random) -> list[Callable[[], str]]:
     jobs: list[Callable[[], str]] = [partial(wrong, port, *each, randomly.random() < 0.5) for each in asked]
     jobs += [partial(cut, port, randomly.uniform(0.0, 0.5), number % 2 == 0) for number in range(CUT)]
     jobs += [partial(leave_unread, port)] * UNREAD
-    jobs += [partial(send, port, *body) for body in itertools.islice(itertools.cycle(BODIES), HOSTILE)]
+    jobs += [
+        partial(send, port, *body) for body in itertools.islice(itertools.cycle([*SMALL * 5, *LARGE_BODIES]), HOSTILE)
+    ]
     randomly.shuffle(jobs)
     return jobs
 
