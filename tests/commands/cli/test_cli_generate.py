@@ -196,6 +196,7 @@ def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFi
 def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path: Path, capsys):
     trace = tmp_path / "trace.jsonl"
     options = ["--speculative", "draft", "--draft-sampling", "random", "--temperature", "1.4", "--trace", str(trace)]
+    options += ["--model", str(lfm2np.trained_fixture()), "--draft-model", str(lfm2np.draft_fixture())]
     assert main(["generate", *chats(), "--prove", "--json", *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["summary"]["speculative"]["accepted"] > 0

@@ -31,6 +31,8 @@ def test_a_drawn_trace_is_simulated_and_the_same_again(capsys: pytest.CaptureFix
     assert first == ran(capsys, *SMALL)
     assert first.splitlines()[0] == "verdict    not saturated"
     assert "60 of 60 finished, in " in first and "published figures, not measured" in first
+    assert "\nprefixes   0 % of 6,000 prompt tokens were cached\n" in first
+    assert all(f" {name} " in first for name in ("TTFT", "TPOT", "ITL", "E2E", "QUEUED"))
     assert figures(capsys, *SMALL)["requests"]["finished"] == 60
 
 

@@ -161,6 +161,7 @@ def test_what_can_not_be_met_is_one_line_and_its_exit_code(tmp_path, monkeypatch
 
 BAD_LINES = [  # of --requests: the command, a second line, and what is named
     ("generate", '{"max_tokens": 3}', "either prompt or prompt_token_ids"),
+    ("generate", '{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
     ("generate", '{"prompt": 3}', "prompt 3"),
     ("generate", '{"prompt": "a", "tempreature": 1}', "tempreature"),
     ("generate", '{"prompt": "a", "temperature": NaN}', "NaN"),

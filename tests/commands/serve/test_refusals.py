@@ -70,7 +70,7 @@ CALLED = {"role": "assistant", "tool_calls": [{"type": "function", "function": {
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [{"role": "user"}]}, None, "messages[0].content: None, expected a string"),
+    ({"messages": [*HELLO, {"role": "user"}]}, None, "messages[1].content: None, expected a string"),
     ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages", "messages[1].content: Input"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages", "'user'"),
     ({"messages": [{**HELLO[0], "colour": 1}]}, "colour", "unknown field"),

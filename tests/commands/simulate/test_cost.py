@@ -155,7 +155,7 @@ def test_sizes_are_those_of_the_config(name):
     assert sizes.num_blocks(1.0, 16) == 10**9 // (2 * (16 * sizes.key_value_numbers + sizes.state_numbers))
 
 
-@pytest.mark.parametrize("name", ["H100", "H100:LFM2-3B", "LFM2-1.2B:H100"])
+@pytest.mark.parametrize("name", ["H100", "H100:LFM2-3B", "LFM2-1.2B:H100", "h100:LFM2-1.2B"])
 def test_an_unknown_preset_is_refused(name):
     with pytest.raises(RequestError, match=r"GPU:MODEL, of H100, .* and LFM2-350M"):
         preset(name)

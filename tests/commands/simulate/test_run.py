@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
+from lfm2np.commands.simulate.leap import leap
 from lfm2np.commands.simulate.result import Scenario, distribution, latencies_of, queue, simulate, simulation_report
 from lfm2np.commands.simulate.run import Counts, Simulation
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Arrival, Traffic
@@ -88,10 +89,9 @@ def everything(scheduler: Scheduler) -> list[Any]:
 
 
 def seen(simulation: Simulation, seed: int, states: list[Any]) -> Iterator[Arrival]:
-    """Arrivals that note, before every tenth is added, what the scheduler holds."""
-    for number, each in enumerate(drawn(seed)):
-        if number % 10 == 0:
-            states.append(copy.deepcopy(everything(simulation.scheduler)))
+    """Arrivals that note, before each is added, what the scheduler holds."""
+    for each in drawn(seed):
+        states.append(copy.deepcopy(everything(simulation.scheduler)))
         yield each
 
 
@@ -107,7 +107,7 @@ def test_leaps_leave_all_as_steps_one_by_one_and_count_to_the_nanosecond(policy:
             each.run(seen(each, seed, noted)) for each, noted in zip((leaping, stepping), states, strict=True)
         )
         for number, (one, other) in enumerate(zip(*states, strict=True)):
-            assert one == other, f"seed {seed}, at arrival {10 * number}"
+            assert one == other, f"seed {seed}, at arrival {number}"
         assert everything(leaping.scheduler) == everything(stepping.scheduler)
         leapt += second.single_steps - first.single_steps
         assert gaps_of(first) == gaps_of(second)
@@ -116,6 +116,19 @@ def test_leaps_leave_all_as_steps_one_by_one_and_count_to_the_nanosecond(policy:
         beyond += first.beyond
         assert len(spans_of(first, "e2e")) + sum(first.refused.values()) == 60
     assert leapt > 500 and beyond > 0
+
+
+def test_a_leap_that_ends_early_publishes_no_block_beyond_it() -> None:
+    """Of nine steps five fit into the pool; behind nine a block would be full."""
+    tokens = {"a": 7, "b": 8}
+    leaping, stepping = (Scheduler(SchedulerConfig(4, block_size=4, watermark=0.0)) for _ in range(2))
+    for scheduler, steps in ((leaping, 1), (stepping, 6)):
+        for name, token in tokens.items():
+            scheduler.add(Request(name, (token,) * 3, 12))
+        for _ in range(steps):
+            scheduler.update(scheduler.schedule(), {name: [token] for name, token in tokens.items()})
+    assert leap(leaping, 9, {name: [token] * 9 for name, token in tokens.items()}).steps == 5
+    assert everything(leaping) == everything(stepping)
 
 
 def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() -> None:

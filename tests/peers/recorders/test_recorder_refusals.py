@@ -1,4 +1,4 @@
-"""What the recorders of engines refuse without the engine; all else is tested in that engine's environment."""
+"""What the recorders of engines refuse without the engine; where they find numbers: test_recorder_layouts.py."""
 
 from __future__ import annotations
 

@@ -96,7 +96,10 @@ def test_the_smallest_pool_is_the_smallest_of_all(again: Again) -> None:
 def test_a_run_that_was_stopped_is_no_answer(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfm2np.teaching.lab.run.MOST_STEPS", 20)
     long = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in "abcdefgh")
-    verdict = judged(6, {"drafts": 1, "requests": long, "slots": 1, "budget": 8, "blocks": 128}, again)
+    settings = replace(LESSONS["6"].start, drafts=1, requests=long, slots=1, budget=8, blocks=128)
+    outcome = again(settings)
+    assert outcome.run is not None and len(outcome.run.steps) == 20
+    verdict = LESSONS["6"].check(outcome, again)
     assert not verdict.right and verdict.sentence.startswith("The run was stopped after 20 steps")
 
 

@@ -168,6 +168,13 @@ def test_what_a_fault_raises_is_told_and_what_came_before_is_there() -> None:
     assert "With this fault the engine ended" in page[page.index('id="problem-fault"') :]
 
 
+def test_a_lost_output_is_missing_in_the_answer() -> None:
+    settings = replace(PREEMPTING, fault="preempted-request-loses-its-output")
+    broken, sound = (play_once(each) for each in (settings, PREEMPTING))
+    lost = [name for name in sound.tokens if broken.tokens[name] != sound.tokens[name]]
+    assert lost and all(sound.tokens[name][-len(broken.tokens[name]) :] == broken.tokens[name] for name in lost)
+
+
 def test_a_run_in_which_nobody_gets_a_token_is_told_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "MOST_STEPS", 20)
     settings = replace(DEFAULT, requests=(Asked("a1" * 100, 0, 1),), blocks=128, budget=1)
