@@ -200,6 +200,7 @@ REFUSALS = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: 'linear'"),
     ({"rope_scaling": {"rope_theta": 2.0}, "rope_parameters": {"rope_theta": 3.0}}, "contradicts rope_parameters"),
     ({"theta": 5e5}, "theta: 500000.0, expected rope_theta=1000000.0"),
+    ({"rope_theta": "1e6"}, "rope_theta: '1e6'"),
     ({"rope_theta": 0.0}, "rope_theta: 0.0"),
     ({"rope_theta": True}, "rope_theta: true"),
     ({"rope_theta": math.nan}, "rope_theta: nan"),
