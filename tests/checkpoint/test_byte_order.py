@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.engine.loading import load
 from lfm2np.engine.work.results_file import decoded, encoded
@@ -111,6 +112,14 @@ def test_a_checkpoint_in_the_other_order_gives_the_same_bits(tmp_path, monkeypat
         monkeypatch.setitem(DTYPES, dtype, kind.newbyteorder(">"))
     for where in ("resident", "streamed"):
         assert load(turned, numerics, weights=where).logits(prompt).tobytes() == expected, where
+
+
+@pytest.mark.parametrize("dtype", dump.WHOLE)
+def test_token_ids_written_by_hand_are_read(dtype: str):
+    width, config = int(dtype[1:]) // 8, load_config(TOP / "fixtures" / "trained")
+    largest = min(config.vocab_size, 2 ** (8 * width - (dtype[0] == "I"))) - 1
+    content = by_hand([largest, 1], width, "little")
+    assert dump.read_ids((dtype, (2,), content), "ids", config).tolist() == [largest, 1]
 
 
 # --- writing: what a machine of the other order has in memory

@@ -84,6 +84,7 @@ def test_a_spelled_marker_is_text_where_the_ids_say_so():
 def test_a_character_that_is_cut_is_whole_again():
     ids = spelled("é😀")
     assert len(ids) == 6 and ReplyStream(tokenizer()).feed(ids[:1]).content == ""
+    assert parse_reply(ids[:-1], tokenizer()).content == "é\ufffd"
     message = parse_reply([*ids[:-1], 10, *spelled("[f()]"), 11], tokenizer())
     assert message == Message("é\ufffd", None, (ToolCall("f", {}),))
 

@@ -276,6 +276,10 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (with_index(lambda m: m.update(ghost="a.safetensors")), "ghost should be in a.safetensors, which does not hold it"),
     (with_index(lambda m: m.clear()), "weight_map: {}, expected an object"),
     (
+        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": ["a.safetensors"]}'),
+        "weight_map: ['a.safetensors'], expected an object",
+    ),
+    (
         lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a", "a": "b"}}'),
         "the key 'a' stands twice",
     ),

@@ -86,6 +86,8 @@ def test_the_oldest_published_config_loads_with_every_old_spelling() -> None:
     assert (config.feed_forward_size, config.eos_token_ids, config.tie_word_embeddings) == (4608, (7,), True)
     assert (config.rope_theta, config.norm_eps, config.conv_L_cache) == (1e6, 1e-5, 3)
     assert parameter_count(config) == 354_483_968
+    untied = parse_config(OLD_350M | {"tie_word_embeddings": False}, "config.json")
+    assert parameter_count(untied) == 354_483_968 + config.vocab_size * config.hidden_size
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,7 @@ REFUSALS = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: 'linear'"),
     ({"rope_scaling": {"rope_theta": 2.0}, "rope_parameters": {"rope_theta": 3.0}}, "contradicts rope_parameters"),
     ({"theta": 5e5}, "theta: 500000.0, expected rope_theta=1000000.0"),
+    ({"rope_theta": "1e6"}, "rope_theta: '1e6'"),
     ({"rope_theta": 0.0}, "rope_theta: 0.0"),
     ({"rope_theta": True}, "rope_theta: true"),
     ({"rope_theta": math.nan}, "rope_theta: nan"),

@@ -48,6 +48,7 @@ UNTESTED = ("refuses-stops", "lacks-stops")
 SERVED = (
     "right",
     "no-reason",
+    "cut-abort",
     "cut-length",
     "cut-filter",
     "cut-none",

@@ -112,6 +112,26 @@ def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(few):
     assert outcome.status("fcfs")[0] == "skipped" and outcome.met["finished"] > 25
 
 
+class Least:
+    """Only what every scheduler has, and no prompt is taken in chunks."""
+
+    lacks = Tiny.lacks | {"chunks"}
+
+    def __init__(self, sizes):
+        self.sizes = {"num_blocks": 24}  # nothing is too large
+        self.most, self.tiny = sizes["max_num_batched_tokens"], Tiny({**sizes, **self.sizes})
+        self.step, self.update = self.tiny.step, self.tiny.update
+
+    def add(self, request):
+        assert len(request.prompt_token_ids) + request.max_tokens <= self.most
+        self.tiny.add(request)
+
+
+def test_a_scheduler_of_three_methods_is_called_by_them_alone_and_given_what_one_step_holds(fewer):
+    assert adapter_calls.Calls(Least, SIZES).lacks == Least.lacks | set(adapter_calls.NEEDED)
+    assert first_broken(Least) is None
+
+
 # --- what is wrong is caught
 
 

@@ -249,3 +249,7 @@ def test_a_factory_that_a_function_made_is_not_printed_as_if_it_could_be_importe
 
     assert f"check('scores', '{__name__}:FACTORY', ())" in script_of("scores", made, ())
     assert "check('scores', 'lfm2np.suite.adapters:own', ())" in script_of("scores", adapters.own, ())
+
+
+def test_the_script_of_a_failure_names_the_format():
+    assert script_of("scores", Rounding(adapters.own, "float32"), ()).endswith("own', (), 'float32')")

@@ -38,7 +38,7 @@ def config_with(path: Path, config: ModelConfig, changes: dict[str, Key | None])
     """Of a file whose keys are changed, those of the architecture without its prefix; None takes a key out."""
     prefix = "lfm2" if config.mixture is None else "lfm2moe"
     full = {
-        name if name.split(".")[0] in ("general", "tokenizer", "lfm3") else f"{prefix}.{name}": key
+        name if name.split(".")[0] in ("general", "tokenizer", "quantize", "lfm3") else f"{prefix}.{name}": key
         for name, key in changes.items()
     }
     keys = {name: key for name, key in (model_keys(config) | full).items() if key is not None}
@@ -70,6 +70,7 @@ TAKEN: list[tuple[ModelConfig, dict[str, Key | None], dict[str, object]]] = [
     (DENSE, {KEY_LENGTH: (U32, 8), VALUE_LENGTH: (U32, 8)}, {"head_dim": 8}),
     (DENSE, {"tokenizer.ggml.eos_token_id": None}, {"eos_token_ids": ()}),
     (DENSE, {"attention.causal": (BOOL, True), "rope.scaling.type": (STRING, "none"), "general.x": (U32, 1)}, {}),
+    (DENSE, {"quantize.imatrix.file": (STRING, "x")}, {}),  # of llama-quantize
     (MIXTURE, {"expert_weights_scale": (F32, 1.0), "rope.dimension_count": (U32, 16)}, {}),
 ]
 

@@ -82,7 +82,7 @@ def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsy
     assert main([*command, "--request", "1", "-o", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["tensors"]["model.layers.1.feed_forward.experts_chosen"] == [5, 2]
-    assert (shown["steps"], shown["unknown"]) == ([2, 1, 1, 1], [])
+    assert (shown["token_ids"][:2], shown["steps"], shown["unknown"]) == ([5, 6], [2, 1, 1, 1], [])
     assert main(["locate", file, "--model", model]) == 0
     assert "nothing exceeds its bound" in capsys.readouterr().out
 

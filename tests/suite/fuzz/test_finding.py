@@ -175,6 +175,7 @@ def test_the_form_the_end_and_the_text_of_an_answer(
     finding = found(said, temperature=1.0, **fields)
     assert finding is None if not kind else (finding.kind, words in finding.what) == (kind, True), finding
     if kind == STOP:
+        assert repr(fields["stop"]) in finding.what
         assert found(said, temperature=1.0, left=True, **fields) is None
 
 

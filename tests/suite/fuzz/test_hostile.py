@@ -14,7 +14,7 @@ import pytest
 from served_here import Here, model, player_of, serving
 
 from lfm2np.oracle.engines.http_client import metrics_of
-from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, Trace, greedy
+from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
@@ -129,6 +129,7 @@ def fail_in_a_stream(handler: Any) -> None:
         (break_a_stream, STREAMED, BROKEN, "the connection broke"),
         (end_a_stream, STREAMED, IMPOSSIBLE, "finish_reason None after 1 of 6 tokens"),
         (fail_in_a_stream, STREAMED, FAILED, "the stream ended in an error: "),
+        (lambda handler: handler.send(400, b'{"message": "no"}', "application/json"), ONE, REFUSED, "HTTP 400: no"),
         (
             lambda handler: handler.send(200, b"{}", "application/json"),
             STREAMED,
