@@ -91,6 +91,24 @@ def test_samples_of_one_prompt_share_its_blocks(trained: Model):
     assert llm.engine.metrics.scheduled_tokens == len(ids) + 4 * 5, "the prompt was computed once"
 
 
+def test_a_fork_goes_on_with_noise_of_its_own_and_who_is_preempted_as_if_undisturbed(trained: Model):
+    params = SamplingParams(temperature=1.5, max_tokens=8, seed=3, ignore_eos=True, logprobs=1)
+    (plain,) = LLM(trained).generate([1, 5, 6], params)[0].outputs
+    trace = io.StringIO()
+    engine = AuditedEngine(trained, num_blocks=100, block_size=2, trace=trace)
+    engine.add_request("a", [1, 5, 6], params)
+    for _ in range(3):
+        engine.step()
+    engine.fork("a", "same", seed=3)
+    engine.fork("a", "other", seed=4)
+    engine.step()
+    engine.preempt("a")
+    outputs = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
+    assert outputs["a"] == outputs["same"] == plain
+    assert outputs["other"].token_ids[:3] == plain.token_ids[:3] and outputs["other"].token_ids != plain.token_ids
+    replay(trace.getvalue().splitlines(), is_whole=False)
+
+
 def test_numpy_ids_from_a_drafter_are_plain_ints_in_the_trace(trained: Model):
     class Numpy:
         is_random = False

@@ -81,6 +81,14 @@ def test_samples_outlive_the_first_whose_token_could_not_be_chosen(trained: Mode
     assert [each.token_ids for each in others] == [each.token_ids for each in expected]
 
 
+def test_an_abort_leaves_the_samples_that_have_ended_as_they_are(trained: Model):
+    engine = AuditedEngine(trained, num_blocks=40, max_num_seqs=1)  # so that one sample ends after the other
+    engine.add_request("a", [1, 5, 6], SamplingParams(n=2, max_tokens=2, ignore_eos=True))
+    for _ in range(2):
+        engine.step()
+    assert [each.finish_reason for each in engine.abort("a").outputs] == ["length", "abort"]
+
+
 @pytest.mark.parametrize("who", ["a", "b"])
 def test_a_callback_may_abort_any_request(trained: Model, who: str):
     def callback(name: str, position: int, row: np.ndarray, token: int) -> None:

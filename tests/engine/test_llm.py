@@ -72,6 +72,7 @@ def test_what_is_no_prompt_or_parameters_is_one_line(prompts, sampling_params, w
         ({"seed": -1}, "seed -1: expected a whole number, 0 to"),
         ({"seed": 2**64}, "seed 18446744073709551616: expected"),
         ({"block_size": "16"}, "block_size '16': expected a whole number"),
+        ({"num_blocks": "3"}, "num_blocks '3': expected a whole number"),
         ({"watermark": "a"}, "watermark 'a': expected a number"),
         ({"prefix_caching": "no"}, "prefix_caching 'no': expected true or false"),
         ({"room_for": 5}, "room_for 5: expected a list"),

@@ -53,6 +53,13 @@ def test_scores_of_many_are_those_of_each_alone(name: str, data: st.DataObject) 
     assert place.num_tokens == sum(len(ids) - 1 for ids in drawn)
 
 
+def test_the_margin_of_a_greedy_token_is_its_lead() -> None:
+    row = load(None).logits([1, 5, 6])[-1].astype(np.float64)
+    second, first = np.sort(row)[-2:]
+    *_, last = load(None).score([1, 5, 6, int(np.argmax(row))])
+    assert (last.rank, last.margin) == (1, first - second) and first > second
+
+
 def overflowing(model: Model, token_id: int) -> Model:
     """The model with a token whose embedding is infinite."""
     values = np.array(model.weights.embedding.values)

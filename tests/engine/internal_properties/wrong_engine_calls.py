@@ -98,7 +98,8 @@ def weighed(token_id: int, weight: int) -> NDArray[Any]:
 
 def name_of_a_sample() -> None:
     """A name is free once the request has ended, all its samples, and not before."""
-    engine = lonely(n=2, max_tokens=2, ignore_eos=True)
+    engine = own_engine(max_num_seqs=1)  # so that one sample ends after the other
+    engine.add_request("a", [3, 4], SamplingParams(n=3, max_tokens=2, ignore_eos=True))
     while engine.has_unfinished:
         try:
             engine.add_request("a#1", [3, 4])
@@ -106,6 +107,8 @@ def name_of_a_sample() -> None:
             engine.step()
         else:
             raise AssertionError("a request is named like a sample of another")
+    if engine.knows("a#1"):
+        raise AssertionError("a request has ended, and a sample of it is known")
     engine.add_request("a#1", [3, 4])
     engine.add_request("a", [3, 4], SamplingParams(n=2))
 

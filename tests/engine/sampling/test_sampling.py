@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import mpmath
@@ -80,3 +81,15 @@ def test_plain_noise_is_numpys_philox_block(seed: int, sample_index: int, positi
     words = [int(word) for word in generator.random_raw(4)]
     assert plain.noise_words(seed, sample_index, position, purpose) == tuple(words)
     assert plain.uniform_noise(seed, sample_index, position, purpose) == words[0] * 2**64 + words[1]
+
+
+@given(st.lists(st.integers(0, 5) | st.integers(0, 2**45), min_size=1, max_size=8).filter(any), st.data())
+def test_each_token_gets_the_noise_of_its_share(weights: list[int], data: st.DataObject) -> None:
+    """To the last one: the least noise of a token's share, and the one before it."""
+    total = sum(weights)
+    edge = data.draw(st.sampled_from([each for each in accumulate(weights[:-1], initial=0) if each < total]))
+    first = -(-(edge << 128) // total)
+    for noise in (first, max(first - 1, 0)):
+        token = draw(np.asarray(weights, np.int64), noise)
+        below = sum(weights[:token])
+        assert below * 2**128 <= noise * total < (below + weights[token]) * 2**128
