@@ -246,7 +246,7 @@ def main() -> int:
     chosen = [name for name in commands if name in asked]
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        folders = {one.name: pool.submit(put_together, one, work) for one in machines}
+        folders = {machine.name: pool.submit(put_together, machine, work) for machine in machines}
         both = ["info", "--digest", "mixture", "lfm3"] if arguments.quick else chosen
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]

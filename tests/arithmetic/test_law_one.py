@@ -178,7 +178,7 @@ def test_what_could_round_by_the_order_or_by_the_machine_is_refused(line: str):
 def test_nothing_is_allowed_that_is_not_used():
     """Else a list outlives its reason. The control of `below`, too: it finds all of them."""
     used = {file: [*operations((TOP / file).read_text(encoding="utf-8"))] for file in FILES}
-    assert {name for found in used.values() for _, name in found} >= EVERYWHERE
+    assert {name for operations in used.values() for _, name in operations} >= EVERYWHERE
     for file, places, names in LISTED:
         assert {(place, name) for place in places for name in names} <= {
             (place, name) for function, name in used[file] for place in (function, "*")

@@ -71,11 +71,11 @@ def test_the_mixture_is_stored_as_published_ones_are() -> None:
 
 def test_the_torture_mixtures_have_every_switch_on_and_off() -> None:
     mixtures = [load_config(FIXTURES / "torture" / name).mixture for name in MIXTURES]
-    told = [asdict(mixture) for mixture in mixtures if mixture]
-    assert {one["use_expert_bias"] for one in told} == {one["norm_topk_prob"] for one in told} == {True, False}
-    assert {one["routed_scaling_factor"] for one in told} == {1.0, 2.5, 0.5}
-    assert {one["num_dense_layers"] for one in told} == {0, 1, 2}
-    counts = {(one["num_experts_per_tok"] == 1, one["num_experts_per_tok"] == one["num_experts"]) for one in told}
+    rows = [asdict(mixture) for mixture in mixtures if mixture]
+    assert {row["use_expert_bias"] for row in rows} == {row["norm_topk_prob"] for row in rows} == {True, False}
+    assert {row["routed_scaling_factor"] for row in rows} == {1.0, 2.5, 0.5}
+    assert {row["num_dense_layers"] for row in rows} == {0, 1, 2}
+    counts = {(row["num_experts_per_tok"] == 1, row["num_experts_per_tok"] == row["num_experts"]) for row in rows}
     assert counts == {(True, True), (True, False), (False, True), (False, False)}
     assert {mixture.fused for mixture in MIXTURES.values()} == {True, False}
 

@@ -193,12 +193,12 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
 def engine_of(model: LoadedModel, format_name: str, seed: int, draw: int) -> tuple[Emulated, ModelWeights]:
     engine = format_name, seed, draw
     with _preparing:
-        made, prepared = _engines.setdefault(model, {}), _prepared.get(model)
-        if engine in made and prepared and prepared[0] == made[engine].weights_key:
-            return made[engine], prepared[1]
+        engines, prepared = _engines.setdefault(model, {}), _prepared.get(model)
+        if engine in engines and prepared and prepared[0] == engines[engine].weights_key:
+            return engines[engine], prepared[1]
         tensors = read_tensors(model.path, model.config)
         inputs = inputs_of(format_named(format_name), model.path, model.config, tensors, draw)
-        numerics = made[engine] = emulated(format_name, seed, draw, inputs)
+        numerics = engines[engine] = emulated(format_name, seed, draw, inputs)
         if not prepared or prepared[0] != numerics.weights_key:
             _prepared.pop(model, None)  # before others take memory
             _prepared[model] = numerics.weights_key, prepare_weights(tensors, model.config, numerics)

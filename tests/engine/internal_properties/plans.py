@@ -86,8 +86,8 @@ def defaults(example: str) -> None:
     asked = {each.name: getattr(new, each.name) for each in fields(Request) if each.init}
     expected = {"request_id": "a", "prompt_token_ids": (1,), "max_tokens": 1, **LEFT_OUT}
     require(list(asked.items()), list(expected.items()), "is made of", "a request")
-    own = {each.name: getattr(new, each.name) for each in fields(Request) if not each.init}
-    require(own, OWN, "has", "a new request")
+    counters = {each.name: getattr(new, each.name) for each in fields(Request) if not each.init}
+    require(counters, OWN, "has", "a new request")
     require(new == Request("a", (1,), 1), False, "equals", "another request")
     subject = Scheduler(DEFAULTS)
     subject.add(new)

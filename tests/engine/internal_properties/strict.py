@@ -190,8 +190,8 @@ class StrictScheduler(OwnScheduler):
 
     def _on_find(self, request: scheduler.Request) -> tuple[list[bytes], str]:
         keys, reason = self._find(request)
-        found = len(keys), reason
-        require(found, self._expected_hit(self.accounts[request.request_id]), "hit and its end", request.request_id)
+        hit = len(keys), reason
+        require(hit, self._expected_hit(self.accounts[request.request_id]), "hit and its end", request.request_id)
         return keys, reason
 
     def _on_count(self, request: scheduler.Request, num_blocks: int, reason: str) -> None:
@@ -308,7 +308,9 @@ class StrictScheduler(OwnScheduler):
         for account in self.accounts.values():
             account.awaits_moves = False
         running = self.scheduler.running
-        owners = [Counter(block for one in running for block in one.tables[index]) for index in range(len(self.pools))]
+        owners = [
+            Counter(block for request in running for block in request.tables[index]) for index in range(len(self.pools))
+        ]
         seen = Counter(block for entry in plan.scheduled for block in entry.block_table)
         stops = {entry.request_id: entry.stop for entry in plan.scheduled}
         for entry in plan.scheduled:
@@ -474,9 +476,9 @@ class StrictScheduler(OwnScheduler):
 
     def require_end(self) -> None:
         """The counts are those of the accounts. The trace replays, and counts the same."""
-        told = asdict(self.scheduler.prefix_cache.statistics)
-        ended = told.pop("ended")
-        require({**told, **ended}, dict(self.statistics), "statistics of the prefix cache", "at the end")
+        statistics = asdict(self.scheduler.prefix_cache.statistics)
+        ended = statistics.pop("ended")
+        require({**statistics, **ended}, dict(self.statistics), "statistics of the prefix cache", "at the end")
         preemptions = sum(account.preemptions for account in self.accounts.values())
         require(self.scheduler.num_preemptions, preemptions, "preemptions", "at the end")
         if self.trace:

@@ -61,8 +61,8 @@ def said_by_the_right(model: Model) -> Pair:
 def computed(model: Model, given: np.ndarray | None, numerics: Any) -> Pair:
     ids = list(PROMPT)
     for _ in range(NEW):
-        own = None if given is None else given[: len(ids)]
-        arithmetic, kept = routed(numerics or model.numerics, own)
+        routes = None if given is None else given[: len(ids)]
+        arithmetic, kept = routed(numerics or model.numerics, routes)
         states = reference.hidden_states(weights_under(model, numerics), model.config, arithmetic, ids)
         logits = reference.output_logits(weights_under(model, numerics), arithmetic, states)
         ids.append(int(np.argmax(logits[-1])))

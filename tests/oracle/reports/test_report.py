@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -90,7 +91,7 @@ def made(verdict: Verdict, positions: list[Position], reason: str, engine: str =
     total = Total(
         verdict=verdict,
         grounds=(reason,),
-        counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
+        counts=dict(Counter(str(position.verdict) for position in positions)),
         rms=root_mean_square(ratios),
         worst=max(ratios, default=0.0),
         flips=sum(judged.is_flip for judged in positions),
