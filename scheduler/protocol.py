@@ -55,9 +55,10 @@ FEATURES = {
     "windows": "layers with a sliding window",
 }
 POLICIES = {
-    "fcfs": "Requests are admitted in the order of arrival.",
-    "priority": "Requests are admitted in the order of priority, the smallest first, then of arrival.",
+    "fcfs": "Requests that have never run are admitted in the order of arrival.",
+    "priority": "Requests that have never run are admitted by priority, the smallest first, then by arrival.",
     "preempts-last": "Of those that run, the one that was added last is preempted first.",
+    "resumes-first": "A preempted request is admitted again before any that came after it.",
     "finds-prefixes": "Whoever begins with the first block of a request that runs does not compute this block.",
 }
 

@@ -95,6 +95,12 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
     ),
     "zeros": (of_new(lambda logprobs: (0.0,) * len(logprobs)), "of the new tokens are all 0, as after a sampler"),
     "late": (of_new(lambda logprobs: (-1.0, *logprobs[:-1])), "of the new tokens are one position too late"),
+    "floor": (
+        of_all(lambda value: max(value, -1.0)),
+        "of the new tokens, the alternatives and the prompts' tokens are never below -1",
+    ),
+    "decimals": (of_all(lambda value: round(value, 3)), "prompts' tokens are rounded to 3 decimals"),
+    "float16": (of_all(lambda value: float(np.float16(value))), "prompts' tokens are rounded to float16"),
     "early": (of_new(lambda logprobs: (*logprobs[1:], -1.0)), "of the new tokens are one position too early"),
 }
 

@@ -163,7 +163,12 @@ def test_the_page_has_every_feature_numbers_of_programs_and_faults_and_the_resul
 
 @pytest.mark.parametrize(
     ("promised", "policy", "caching"),
-    [("fcfs", "priority", True), ("priority", "fcfs", True), ("finds-prefixes", "fcfs", False)],
+    [
+        ("fcfs", "priority", True),
+        ("priority", "fcfs", True),
+        ("finds-prefixes", "fcfs", False),
+        ("resumes-first", "priority", True),
+    ],
 )
 def test_a_policy_that_is_promised_and_not_kept(promised, policy, caching, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(suite.PROGRAMS, "quick", 600)

@@ -107,8 +107,8 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
     declared  the same positions under the declared format
 
     An error is compared with those of emulated engines at the same position: where a token is certain all are near 0.
-    No group of positions may err far less, nor what is right under the declared format if a split tells where that is:
-    with several bugs no tag may be free of errors, though no format makes them.
+    No group of positions may err far less, nor the median, nor what is right under the declared format if a split tells
+    where that is: with several bugs no tag may be free of errors, though no format makes them.
     """
     form, reported = format_named(evidence.format_name), [at for at in evidence.positions if at.error is not None]
     if any(group.told >= 4 * LEAST and group.rms > FINE for group in by_tags(reported)):
@@ -118,6 +118,8 @@ def fit_of(evidence: Evidence, declared: Sequence[Position]) -> Fit | None:
     emulated, sequences = emulated_errors(evidence, reported)
     scales = np.array([position.scale for position in reported])
     errors, theirs = np.array([position.error for position in reported], np.float64) / scales, emulated / scales
+    if np.median(np.abs(errors)) < LEAST_PART * np.median(np.abs(theirs), axis=1).min():
+        return Fit.SMALLER  # no format leaves most positions without an error, and makes a few wrong
     description = described(declared)
     inside = frozenset() if description is None else description.inside
 

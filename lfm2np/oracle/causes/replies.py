@@ -1,8 +1,8 @@
 """A reply compared with itself, and log-probabilities that are right but reported in another way.
 
-Other logarithms, another normalisation or temperature, one position too early: each way is undone, and the result is
-judged like any answer. A way is the cause if all that an engine reported of that part is then right; no noise of a
-format makes it so by accident.
+Other logarithms, another normalisation or temperature, one position too early, a floor, few digits: each way is undone,
+and the result is judged like any answer. A way is the cause if all that an engine reported of that part is then right;
+no noise of a format makes it so by accident.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ Row = Mapping[int, float]  # log-probabilities at one position, by token
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
 FIRST = 4  # answers on which a way is tried first
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
+LEAST_AT_FLOOR = 4  # equal log-probabilities, the lowest of a part
+NEARLY = 0.02  # of a step
 PARTS = {"the new tokens": "logprobs", "the alternatives": "top_logprobs", "the prompts' tokens": "prompt_logprobs"}
+
+STEPS: dict[str, Callable[[float], float]] = {  # from one value to the next, at a value
+    **{f"{digits} decimals": lambda value, digits=digits: 10.0**-digits for digits in range(1, 6)},  # type: ignore[misc]
+    "float16": lambda value: math.ldexp(1.0, math.frexp(value)[1] - 11),
+    "bfloat16": lambda value: math.ldexp(1.0, math.frexp(value)[1] - 8),
+}
 
 
 class At(NamedTuple):
@@ -118,6 +126,13 @@ def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:
     yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
     yield "are one position too late: each is of the token before", moved(1)
     yield "are one position too early: each is of the next token", moved(-1)
+    values = [value for part in parts for at in part for value in at.row.values()]
+    floor = min(values, default=0.0)
+    if values.count(floor) >= LEAST_AT_FLOOR:
+        yield f"are never below {floor:.4g}", raised_to(floor)
+    for name, step_at in STEPS.items():
+        if all(is_whole(value / step_at(value)) for value in values):
+            yield f"are rounded to {name}", rounded_to(step_at)
     counts = {len(at.top) for part in parts for at in part}
     if min(counts, default=0) > 1:
         sizes = "s of ".join(map(str, sorted(counts)))
@@ -137,6 +152,29 @@ def if_all_are_zero(part: Part) -> Sequence[Row] | None:
     if any(value != 0.0 for at in part for value in at.row.values()):
         return None
     return [{token: at.right[token] for token in at.row} for at in part]
+
+
+def raised_to(floor: float) -> Undo:
+    """Where the floor is reported, anything below it is right."""
+    return lambda part: [
+        {token: min(value, at.right[token]) if value == floor else value for token, value in at.row.items()}
+        for at in part
+    ]
+
+
+def rounded_to(step_at: Callable[[float], float]) -> Undo:
+    """As near to the right one as half a step allows."""
+
+    def undone(value: float, right: float) -> float:
+        half = step_at(value) / 2.0
+        return value + max(-half, min(half, right - value))
+
+    return lambda part: [{token: undone(value, at.right[token]) for token, value in at.row.items()} for at in part]
+
+
+def is_whole(steps: float) -> bool:
+    """As far as float32, in which a value may have been written down, can tell."""
+    return abs(steps - round(steps)) < NEARLY
 
 
 def moved(by: int) -> Undo:

@@ -79,11 +79,20 @@ class Demands:
                 self.fail("limits", f"{name}: {count} entries in one step")
 
     def require_order(self, step: Step, live: Mapping[str, Account]) -> None:
-        """The policies that are declared and judged."""
+        """The policies that are declared and judged: fcfs and priority of those that have never run, as not every
+        scheduler that promises them lets a preempted request go first."""
+        scheduled = [live[each.request_id] for each in step.entries]
+        new = [account for account in scheduled if account.first_scheduled < 0]
+        for account in new if self._is_judged("resumes-first") else ():
+            for other in live.values():
+                waits = other.was_preempted and not other.is_aborted and other not in scheduled
+                if waits and other.arrival < account.arrival:
+                    self.fail(
+                        "resumes-first", f"{account.name} is admitted while {other.name}, preempted before, waits"
+                    )
         for policy, key in (("fcfs", by_arrival), ("priority", by_priority)):
             if not self._is_judged(policy):
                 continue
-            new = [live[each.request_id] for each in step.entries if live[each.request_id].first_scheduled < 0]
             for account in new:
                 for other in live.values():
                     waits = other.first_scheduled < 0 and other not in new and not other.is_child_to_be

@@ -21,6 +21,7 @@ class Account:
     prefixes: list[int] = field(default_factory=list)  # of tokens[: n + 1], as far as they were needed
     computed: int = 0  # positions in its memory, while it runs
     is_running: bool = False  # scheduled since it came, or since it was last preempted
+    was_preempted: bool = False  # and has not run since
     splits: bool = False  # its children part from it when its prompt is computed
     is_child_to_be: bool = False  # one of these, until then
     is_aborted: bool = False  # and runs on, until the scheduler says that it ended

@@ -36,7 +36,7 @@ class OwnScheduler:
             num_window_blocks=sizes.get("num_window_blocks", 0) if window else 0,
             **more,
         )
-        self.policies = {"fcfs", "preempts-last"} if self.config.policy == "fcfs" else set()
+        self.policies = {"fcfs", "preempts-last", "resumes-first"} if self.config.policy == "fcfs" else set()
         if self.config.prefix_caching and window is None:
             self.policies.add("finds-prefixes")
         self.scheduler = scheduler.Scheduler(self.config)

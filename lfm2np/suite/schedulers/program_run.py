@@ -205,7 +205,7 @@ class Run:
 
     def _lose(self, account: Account) -> None:
         self.met["preemptions"] += 1
-        account.is_running = False
+        account.is_running, account.was_preempted = False, True
 
     def _require_progress(self, step: Step) -> None:
         self.idle = 0 if step.entries or step.preempted or not self.live else self.idle + 1
@@ -229,7 +229,7 @@ class Run:
             new = answers.get(entry.request_id, ())
             stop = entry.start + len(entry.token_ids) - entry.num_drafts
             self._count(entry, account, new)
-            account.is_running = True
+            account.is_running, account.was_preempted = True, False
             if account.first_scheduled < 0:
                 account.first_scheduled = self.steps
             account.computed = stop + max(0, len(new) - 1)
