@@ -339,7 +339,8 @@ class Endless(Tiny):
         (having(Tiny, free_blocks=says(None)), FREE.format("NoneType")),
         (having(Tiny, free_blocks=says("abc")), FREE.format("'abc'")),
         (having(Tiny, free_blocks=says(-1)), FREE.format("-1")),
-        (having(Tiny, free_blocks=says([0, "1"])), FREE.format("list")),
+        (having(Tiny, free_blocks=says([0, "1"])), r"reports: free_blocks\(\): '1', expected a block number"),
+        (having(Tiny, free_blocks=says([0, -1])), r"reports: free_blocks\(\): -1, expected a block number"),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
 )
