@@ -87,7 +87,7 @@ class Calls:
                 return function(*arguments)
         except (Violation, Unjudged):
             raise
-        except (Exception, SystemExit) as problem:
+        except (Exception, SystemExit, Endless) as problem:
             self.failed("verify" if name == "verify" else "calls", raised(name, arguments, problem))
 
 
@@ -120,8 +120,8 @@ def is_size(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 1
 
 
-class Endless(Exception):
-    """A call that does not end."""
+class Endless(BaseException):
+    """A call that does not end; no Exception, as an engine may catch those, and say something else or go on."""
 
 
 @contextlib.contextmanager

@@ -96,9 +96,12 @@ def checked_free(free: Any, method: str, may_be_none: bool, fail: Fail) -> int |
         return None
     if is_count(free):
         return operator.index(free)
-    if isinstance(free, str) or not hasattr(free, "__len__") or not all(map(is_count, free)):
+    if isinstance(free, str) or not hasattr(free, "__len__"):
         shown = repr(free) if isinstance(free, int | str) else type(free).__name__
         fail("reports", f"{method}() returned {shown}, expected block numbers, or how many they are")
+    for number in free:
+        if not is_count(number):
+            fail("reports", f"{method}(): {number!r}, expected a block number")
     return [operator.index(number) for number in free]
 
 
