@@ -13,7 +13,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
 from lfm2np.oracle.causes.split import described
-from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
+from lfm2np.oracle.causes.tags import BEHIND, LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
@@ -144,6 +144,36 @@ def test_a_case_is_named_where_nothing_else_separates() -> None:
     first, *_ = findings(judged)
     assert first.where == "wrong in the case stops, right elsewhere"
     assert first.suspect == CASES["stops"].suspect
+
+
+def test_a_temperature_is_named_whether_or_not_its_requests_are_streamed() -> None:
+    """And not that they are late: plain requests behind them are right."""
+
+    def asked(request: Request) -> Request:
+        order = request.tags["order"]
+        params = {"temperature": 0.5, "seed": order} if 60 <= order < 120 else {}
+        return replace(changed(request, **params), streamed=90 <= order < 120)
+
+    late = [Trace(tuple(map(asked, round_.requests))) for round_ in PLAN]
+    first, *others = findings(positions(lambda position: position.request.is_sampled, late))
+    assert first.where == "wrong in requests at a temperature other than 0 and 1, right elsewhere" and not others
+    assert first.sure == CERTAIN and first.suspect == "log-probabilities that are not of the raw logits"
+
+
+def test_late_requests_of_which_some_are_right_are_a_guess() -> None:
+    """Something else than what earlier requests left behind sets them apart."""
+    random = np.random.Generator(np.random.Philox(key=[2, 0]))
+    mixed = noted([PLAN[index] for index in random.permutation(72)])
+    luck = {request.request_id: random.random() for round_ in mixed for request in round_.requests}
+
+    def first(share: float) -> Suspicion:
+        return findings(
+            positions(lambda at: at.request.tags["order"] >= 64 and luck[at.request.request_id] < share, mixed)
+        )[0]
+
+    assert first(1.0).suspect == first(0.75).suspect == BEHIND
+    assert first(1.0).sure == CERTAIN and first(1.0).where.startswith("wrong in requests after the first 64, right in")
+    assert first(0.75).sure == "a guess" and ", though some of those are right, right in the first" in first(0.75).where
 
 
 @pytest.mark.parametrize(

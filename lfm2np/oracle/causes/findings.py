@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
 from lfm2np.oracle.causes.split import Description, described, is_unsteady, so_unlike, tendency_of
-from lfm2np.oracle.causes.tags import LEAK
+from lfm2np.oracle.causes.tags import BEHIND, LEAK
 from lfm2np.oracle.judging.verdict import Position, probability_words
 
 MOST_NAMES = 3  # of requests, in one line
@@ -111,10 +111,12 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
     pure, alone = description.purity >= PURE, not description.wrong_inside
     chance, explained = description.chance, description.explained
     is_likely = (pure or alone) and explained >= LIKELY_SHARE and (chance < LIKELY_CHANCE or pure == alone)
+    is_late = description.splits[0].suspect == BEHIND and not pure  # some later ones are right: it may be another tag
     is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
     is_certain = is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine
-    sure = CERTAIN if is_certain else LIKELY if is_likely else GUESS
-    where = [f"wrong {description.splits[0].wrong}, right {description.right}"]
+    sure = CERTAIN if is_certain else LIKELY if is_likely and not is_late else GUESS
+    most = ", though some of those are right" if is_late else ""
+    where = [f"wrong {description.splits[0].wrong}{most}, right {description.right}"]
     where += [f"also wrong by itself: {split.wrong}" for split in description.splits[1:]]
     return [
         Suspicion(sure, words, split.suspect, explained, chance)
