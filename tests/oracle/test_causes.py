@@ -228,6 +228,18 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert sentence == f"a guess: wrong in 5 of 20 requests, {apart}; wrong: {', '.join(few[:3])}, ..."
 
 
+def test_everywhere_is_not_said_where_most_positions_are_exact() -> None:
+    """Every request is wrong, at each third token: no operator, weight or constant errs so."""
+    judged = positions(lambda position: (position.row + len(position.request.prompt_token_ids)) % 3 == 0)
+    wrong, requests = sum(position.is_wrong for position in judged), len(PLAN_IDS)
+    where = f"wrong in {requests} of {requests} requests, at {wrong} of {len(judged)} reported positions"
+    assert lines(judged) == [f"a guess: {where}, which nothing clearly sets apart"]
+    silent = [
+        each if each.is_wrong else replace(each, error=None, error_ratio=None, error_size=None) for each in judged
+    ]
+    assert lines(silent) == [f"certain: {EVERYWHERE}"]  # right tokens alone show little
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_errors_that_differ_where_the_same_tokens_are_sent_again_are_no_operators(share: float) -> None:
     """Each prompt that is sent alone is sent three times. `share` of an error is another one each time."""

@@ -2,8 +2,8 @@
 
 certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, the chance of that
           by accident is below SURE_CHANCE (split.so_unlike), the rest errs like a right engine, and nothing else
-          explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, and no
-          tag separates them
+          explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, at least
+          half of what was reported, and no tag separates them
 likely    the first two, with a larger chance, or one of both with a chance below LIKELY_CHANCE, and LIKELY_SHARE is
           explained; or no tag separates wrong from right, and wrong requests were right in some or all of their
           repeats, or right alone and wrong beside others
@@ -151,15 +151,21 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     alike. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
-    words = f"wrong in {len(wrong)} of {len(asked)} requests" if wrong and right else "wrong everywhere"
+    count = sum(position.is_wrong for position in positions)
+    exact = sum(position.error_size is not None and not position.is_wrong for position in positions)
+    is_everywhere = not wrong or (not right and exact <= count)
+    words = "wrong everywhere" if is_everywhere else f"wrong in {len(wrong)} of {len(asked)} requests"
+    words += "" if right or is_everywhere else f", at {count} of {count + exact} reported positions"
     if right and (tendency := tendency_of(positions)):
         where, suspect, explained, chance = tendency
         accident = f"(by accident: {probability_words(chance)})"
         return Suspicion(GUESS, f"{words}, {where} {accident}", suspect, explained, chance)
     if is_unsteady(positions):
         return Suspicion(LIKELY, f"{words}, and by other amounts where the same tokens are sent again", UNSTEADY)
-    if not wrong or not right:
+    if is_everywhere:
         return Suspicion(CERTAIN, words, EVERYWHERE)
+    if not right:
+        return Suspicion(GUESS, f"{words}, which nothing clearly sets apart")
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")
