@@ -374,6 +374,41 @@ def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> No
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 
+def test_wrong_beside_others_only_is_no_race_though_repeats_are_right_now_and_then() -> None:
+    """As where the fourth row of a batch reads the third's state: requests have other rows in each repeat."""
+    random = np.random.Generator(np.random.Philox(key=[4, 0]))
+    plan = (
+        PLAN[:60]
+        + [  # three times as many rounds of several, so that those alone are no half of what is right
+            Trace(
+                tuple(
+                    changed(
+                        request,
+                        request_id=f"{request.request_id}-{turn}",
+                        prompt_token_ids=tuple(10000 * turn + token for token in request.prompt_token_ids),
+                    )
+                    for request in round_.requests
+                )
+            )
+            for turn in range(3)
+            for round_ in PLAN[60:]
+        ]
+    )
+    names = [request.request_id for round_ in plan[60:] for request in round_.requests if random.random() < 0.3]
+    alone = plan[0].requests[0].request_id
+    judged = positions(lambda position: position.request.request_id in names, plan)
+    wrong = len({position.request.request_id for position in judged if position.is_wrong})
+    repeats = [Repeats(names[0], 2, 5, 0), Repeats(names[1], 1, 5, 0)]
+    first, *_ = with_repeats(findings(judged), judged, repeats)
+    assert first.sure == LIKELY and first.suspect == f"{LEAK}; or a race"
+    assert first.where.startswith(f"wrong only beside other requests, {wrong} of ")
+    assert first.where.endswith(" against 0 of 60 alone, and in 3 of 10 repeats of 2 of them, right alone")
+    for other in ([*repeats, Repeats(alone, 1, 5)], [*repeats, Repeats(names[2], 1, 5, 1)]):
+        assert with_repeats(findings(judged), judged, other)[0].suspect.startswith("not deterministic")
+    judged = positions(lambda position: position.request.request_id in [*names, alone], plan)
+    assert with_repeats(findings(judged), judged, repeats)[0].suspect.startswith("not deterministic")
+
+
 def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
     first, second = request_of(1, [1, 2, 3]), request_of(2, [1, 2, 4, 5], True)
     third, fourth = request_of(3, [1, 2, 4, 6, 7], True), request_of(4, [9])

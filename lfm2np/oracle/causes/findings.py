@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
 from lfm2np.oracle.causes.split import Description, described, is_unsteady, so_unlike, tendency_of
-from lfm2np.oracle.causes.tags import BEHIND, LEAK
+from lfm2np.oracle.causes.tags import BEHIND, LEAK, place_of
 from lfm2np.oracle.judging.verdict import Position, probability_words
 
 MOST_NAMES = 3  # of requests, in one line
@@ -137,6 +137,8 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
         where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, chance=chance)]
     is_random = any(0 < repeat.failed < repeat.times for repeat in repeats)
+    if is_random and all(repeat.failed_alone == 0 for repeat in repeats) and (cause := beside_only(positions, repeats)):
+        return [cause]
     if not repeats or (not is_random and any(repeat.failed for repeat in repeats)):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
@@ -144,6 +146,24 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     count = len({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
     where = f"wrong in {count} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     return [Suspicion(LIKELY, where, RACE)]
+
+
+def beside_only(positions: Sequence[Position], repeats: Sequence[Repeats]) -> Suspicion | None:
+    """That no request of the check was wrong alone, so many were beside others, and so it is in repeats.
+
+    A request that is wrong in one row of a batch may have another row each time: then too few repeats fail to say it by
+    themselves.
+    """
+    wrong, asked = requests_of(positions)
+    alone = {position.request.request_id for position in positions if place_of(position) == "alone"}
+    beside = len(asked) - len(alone)
+    chance = so_unlike(len(wrong), beside, 0, len(alone))
+    if alone & set(wrong) or chance >= LIKELY_CHANCE:
+        return None
+    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
+    where = f"wrong only beside other requests, {len(wrong)} of {beside} against 0 of {len(alone)} alone, and in "
+    where += f"{failed} of {times} repeats of {len(repeats)} of them, right alone"
+    return Suspicion(LIKELY, where, f"{LEAK}; or a race", chance=chance)
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
