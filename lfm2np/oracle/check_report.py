@@ -43,7 +43,7 @@ TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chanc
 SIZES = ("positions", "reported", "RMS", "worst", "flips", "bugs")  # of a group
 ODD = (
     *("position in", "prompt", "row", "kind", "token", "oracle", "gap, nats", "gap, noise", "margin, noise"),
-    *("error, nats", "error, noise", "verdict"),
+    *("its error, nats", "largest, noise", "verdict"),  # of the token, and of it and its alternatives
 )
 
 
@@ -199,17 +199,18 @@ def words_of(position: Position) -> list[str]:
     )
     behind = "the oracle's too" if position.token_id == position.best else behind
     prompt = f"prompt of {plural(len(ids), 'token')}: {shown_ids(ids)}"
-    largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
+    largest = f"of it or an alternative, is {number(position.error_ratio)} times the rounding error"
     return [
         f"request    {request.request_id} of {request.case}, {prompt}",
         f"position   row {position.row}, which predicts token {position.row + 1} of the sequence ({phase(position)})",
         *([f"token      {position.token_id}; {behind}"] if position.is_new else []),  # else the engine chose none
-        f"error      {error} nats; {largest}",
+        f"error      {error} nats; the largest reported, {largest}",
     ]
 
 
 def phase(position: Position) -> str:
-    return "generated" if position.is_new else "prompt"
+    """Of the token that is predicted there, which may be drawn: then is_new is False."""
+    return "prompt" if position.row + 1 < len(position.request.prompt_token_ids) else "generated"
 
 
 # --- for programs

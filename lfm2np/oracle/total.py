@@ -15,6 +15,7 @@ from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
+from lfm2np.oracle.judging.drawn import AS_IF
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.verdict import (
@@ -30,6 +31,7 @@ from lfm2np.oracle.judging.verdict import (
     route_probability,
     size_of,
 )
+from lfm2np.oracle.report.report import plural
 from lfm2np.oracle.workloads import CASES
 from lfm2np.values import Progress
 
@@ -166,11 +168,13 @@ def within_its_format(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Ve
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
     """The first answer that no right engine gives, and what else is wrong; if nothing is, the cases of such answers,
-    unless those are most of the cases."""
+    unless those are most of the cases. How tokens seem to be drawn is the cause, whatever the case suspects."""
     refuted = [(request, answer) for request, answer in pairs if answer.is_refuted]
     request, answer = refuted[0]
-    summary = f"{len(refuted)} answers that no right engine gives, first of {request.request_id}: {answer.error}"
-    wrong = {request.case for request, _ in refuted}
+    summary = (
+        f"{plural(len(refuted), 'answer')} that no right engine gives, first of {request.request_id}: {answer.error}"
+    )
+    wrong = {request.case for request, answer in refuted if AS_IF not in (answer.error or "")}
     asked = dict.fromkeys(request.case for request, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
     return [summary, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]

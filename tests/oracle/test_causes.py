@@ -13,7 +13,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
 from lfm2np.oracle.causes.split import described
-from lfm2np.oracle.causes.tags import LEAK, phase_of, place_of
+from lfm2np.oracle.causes.tags import BEHIND, LEAK, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
@@ -146,6 +146,36 @@ def test_a_case_is_named_where_nothing_else_separates() -> None:
     assert first.suspect == CASES["stops"].suspect
 
 
+def test_a_temperature_is_named_whether_or_not_its_requests_are_streamed() -> None:
+    """And not that they are late: plain requests behind them are right."""
+
+    def asked(request: Request) -> Request:
+        order = request.tags["order"]
+        params = {"temperature": 0.5, "seed": order} if 60 <= order < 120 else {}
+        return replace(changed(request, **params), streamed=90 <= order < 120)
+
+    late = [Trace(tuple(map(asked, round_.requests))) for round_ in PLAN]
+    first, *others = findings(positions(lambda position: position.request.is_sampled, late))
+    assert first.where == "wrong in requests at a temperature other than 0 and 1, right elsewhere" and not others
+    assert first.sure == CERTAIN and first.suspect == "log-probabilities that are not of the raw logits"
+
+
+def test_late_requests_of_which_some_are_right_are_a_guess() -> None:
+    """Something else than what earlier requests left behind sets them apart."""
+    random = np.random.Generator(np.random.Philox(key=[2, 0]))
+    mixed = noted([PLAN[index] for index in random.permutation(72)])
+    luck = {request.request_id: random.random() for round_ in mixed for request in round_.requests}
+
+    def first(share: float) -> Suspicion:
+        return findings(
+            positions(lambda at: at.request.tags["order"] >= 64 and luck[at.request.request_id] < share, mixed)
+        )[0]
+
+    assert first(1.0).suspect == first(0.75).suspect == BEHIND
+    assert first(1.0).sure == CERTAIN and first(1.0).where.startswith("wrong in requests after the first 64, right in")
+    assert first(0.75).sure == "a guess" and ", though some of those are right, right in the first" in first(0.75).where
+
+
 @pytest.mark.parametrize(
     "names", [("decode", "later"), ("decode", "warm"), ("later", "rows"), ("decode", "later", "warm")]
 )
@@ -196,6 +226,18 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     few = [round_.requests[0].request_id for round_ in once[3::4]]
     (sentence,) = lines(positions(lambda position: position.request.request_id in few, once))
     assert sentence == f"a guess: wrong in 5 of 20 requests, {apart}; wrong: {', '.join(few[:3])}, ..."
+
+
+def test_everywhere_is_not_said_where_most_positions_are_exact() -> None:
+    """Every request is wrong, at each third token: no operator, weight or constant errs so."""
+    judged = positions(lambda position: (position.row + len(position.request.prompt_token_ids)) % 3 == 0)
+    wrong, requests = sum(position.is_wrong for position in judged), len(PLAN_IDS)
+    where = f"wrong in {requests} of {requests} requests, at {wrong} of {len(judged)} reported positions"
+    assert lines(judged) == [f"a guess: {where}, which nothing clearly sets apart"]
+    silent = [
+        each if each.is_wrong else replace(each, error=None, error_ratio=None, error_size=None) for each in judged
+    ]
+    assert lines(silent) == [f"certain: {EVERYWHERE}"]  # right tokens alone show little
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
@@ -330,6 +372,41 @@ def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> No
     judged = positions(lambda position: position.request.request_id in names)
     first, *_ = with_repeats(findings(judged), judged, [Repeats(name, 5, 5, 0) for name in names])
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
+
+
+def test_wrong_beside_others_only_is_no_race_though_repeats_are_right_now_and_then() -> None:
+    """As where the fourth row of a batch reads the third's state: requests have other rows in each repeat."""
+    random = np.random.Generator(np.random.Philox(key=[4, 0]))
+    plan = (
+        PLAN[:60]
+        + [  # three times as many rounds of several, so that those alone are no half of what is right
+            Trace(
+                tuple(
+                    changed(
+                        request,
+                        request_id=f"{request.request_id}-{turn}",
+                        prompt_token_ids=tuple(10000 * turn + token for token in request.prompt_token_ids),
+                    )
+                    for request in round_.requests
+                )
+            )
+            for turn in range(3)
+            for round_ in PLAN[60:]
+        ]
+    )
+    names = [request.request_id for round_ in plan[60:] for request in round_.requests if random.random() < 0.3]
+    alone = plan[0].requests[0].request_id
+    judged = positions(lambda position: position.request.request_id in names, plan)
+    wrong = len({position.request.request_id for position in judged if position.is_wrong})
+    repeats = [Repeats(names[0], 2, 5, 0), Repeats(names[1], 1, 5, 0)]
+    first, *_ = with_repeats(findings(judged), judged, repeats)
+    assert first.sure == LIKELY and first.suspect == f"{LEAK}; or a race"
+    assert first.where.startswith(f"wrong only beside other requests, {wrong} of ")
+    assert first.where.endswith(" against 0 of 60 alone, and in 3 of 10 repeats of 2 of them, right alone")
+    for other in ([*repeats, Repeats(alone, 1, 5)], [*repeats, Repeats(names[2], 1, 5, 1)]):
+        assert with_repeats(findings(judged), judged, other)[0].suspect.startswith("not deterministic")
+    judged = positions(lambda position: position.request.request_id in [*names, alone], plan)
+    assert with_repeats(findings(judged), judged, repeats)[0].suspect.startswith("not deterministic")
 
 
 def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:

@@ -104,7 +104,7 @@ DAMAGED: dict[str, tuple[Callable[[list[Pair]], list[Pair]], Verdict, str]] = {
     "one that can't be": (
         lambda pairs: [*pairs[:-1], forgetting(*pairs[-1])],
         Verdict.BUG,
-        "1 answers that no right engine gives, first of short-prompts-10: prompt_logprobs: ",
+        "1 answer that no right engine gives, first of short-prompts-10: prompt_logprobs: ",
     ),
 }
 

@@ -2,8 +2,8 @@
 
 certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, the chance of that
           by accident is below SURE_CHANCE (split.so_unlike), the rest errs like a right engine, and nothing else
-          explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, and no
-          tag separates them
+          explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, at least
+          half of what was reported, and no tag separates them
 likely    the first two, with a larger chance, or one of both with a chance below LIKELY_CHANCE, and LIKELY_SHARE is
           explained; or no tag separates wrong from right, and wrong requests were right in some or all of their
           repeats, or right alone and wrong beside others
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lfm2np.oracle.causes.groups import group_of, grouped
 from lfm2np.oracle.causes.split import Description, described, is_unsteady, so_unlike, tendency_of
-from lfm2np.oracle.causes.tags import LEAK
+from lfm2np.oracle.causes.tags import BEHIND, LEAK, place_of
 from lfm2np.oracle.judging.verdict import Position, probability_words
 
 MOST_NAMES = 3  # of requests, in one line
@@ -111,10 +111,12 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
     pure, alone = description.purity >= PURE, not description.wrong_inside
     chance, explained = description.chance, description.explained
     is_likely = (pure or alone) and explained >= LIKELY_SHARE and (chance < LIKELY_CHANCE or pure == alone)
+    is_late = description.splits[0].suspect == BEHIND and not pure  # some later ones are right: it may be another tag
     is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
     is_certain = is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine
-    sure = CERTAIN if is_certain else LIKELY if is_likely else GUESS
-    where = [f"wrong {description.splits[0].wrong}, right {description.right}"]
+    sure = CERTAIN if is_certain else LIKELY if is_likely and not is_late else GUESS
+    most = ", though some of those are right" if is_late else ""
+    where = [f"wrong {description.splits[0].wrong}{most}, right {description.right}"]
     where += [f"also wrong by itself: {split.wrong}" for split in description.splits[1:]]
     return [
         Suspicion(sure, words, split.suspect, explained, chance)
@@ -135,6 +137,8 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
         where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, chance=chance)]
     is_random = any(0 < repeat.failed < repeat.times for repeat in repeats)
+    if is_random and all(repeat.failed_alone == 0 for repeat in repeats) and (cause := beside_only(positions, repeats)):
+        return [cause]
     if not repeats or (not is_random and any(repeat.failed for repeat in repeats)):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
@@ -144,20 +148,44 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     return [Suspicion(LIKELY, where, RACE)]
 
 
+def beside_only(positions: Sequence[Position], repeats: Sequence[Repeats]) -> Suspicion | None:
+    """That no request of the check was wrong alone, so many were beside others, and so it is in repeats.
+
+    A request that is wrong in one row of a batch may have another row each time: then too few repeats fail to say it by
+    themselves.
+    """
+    wrong, asked = requests_of(positions)
+    alone = {position.request.request_id for position in positions if place_of(position) == "alone"}
+    beside = len(asked) - len(alone)
+    chance = so_unlike(len(wrong), beside, 0, len(alone))
+    if alone & set(wrong) or chance >= LIKELY_CHANCE:
+        return None
+    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
+    where = f"wrong only beside other requests, {len(wrong)} of {beside} against 0 of {len(alone)} alone, and in "
+    where += f"{failed} of {times} repeats of {len(repeats)} of them, right alone"
+    return Suspicion(LIKELY, where, f"{LEAK}; or a race", chance=chance)
+
+
 def undescribed(positions: Sequence[Position]) -> Suspicion:
     """If no tag separates right from wrong: where it is wrong more often, if anywhere; whether the same tokens err
     alike. Other formats: total.py."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
-    words = f"wrong in {len(wrong)} of {len(asked)} requests" if wrong and right else "wrong everywhere"
+    count = sum(position.is_wrong for position in positions)
+    exact = sum(position.error_size is not None and not position.is_wrong for position in positions)
+    is_everywhere = not wrong or (not right and exact <= count)
+    words = "wrong everywhere" if is_everywhere else f"wrong in {len(wrong)} of {len(asked)} requests"
+    words += "" if right or is_everywhere else f", at {count} of {count + exact} reported positions"
     if right and (tendency := tendency_of(positions)):
         where, suspect, explained, chance = tendency
         accident = f"(by accident: {probability_words(chance)})"
         return Suspicion(GUESS, f"{words}, {where} {accident}", suspect, explained, chance)
     if is_unsteady(positions):
         return Suspicion(LIKELY, f"{words}, and by other amounts where the same tokens are sent again", UNSTEADY)
-    if not wrong or not right:
+    if is_everywhere:
         return Suspicion(CERTAIN, words, EVERYWHERE)
+    if not right:
+        return Suspicion(GUESS, f"{words}, which nothing clearly sets apart")
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     return Suspicion(GUESS, f"{words}, which nothing in the requests clearly sets apart; {word}: {names}")

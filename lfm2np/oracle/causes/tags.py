@@ -81,6 +81,7 @@ NO_BORDER = "all but the border of a block or chunk"
 VOCABULARY = "rows of the embedding or the head, or ids that are cut to fewer bits"
 NEW = "only what is reported of new tokens, unless the engine scores prompts in a run of its own"
 DECODE = "what prefill leaves behind is not what decode expects"
+BEHIND = "something that earlier requests leave behind: slots that change places, memory, counters"
 FIRST = "what is kept or reported of a prompt's last position"
 TAGS: dict[str, Tag] = {  # of equally good ones the first is named
     "phase": Tag(
@@ -124,11 +125,16 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
                 "in requests for several samples (n > 1)", "samples of one request that share keys or state"
             ),
             "sampled": Sides("in sampled requests", "what is done to logits before a token is drawn"),
-            "temperature": Sides(
-                "in requests at a temperature other than 0 and 1", "log-probabilities that are not of the raw logits"
-            ),
             "stream": Sides("in streamed requests", "log-probabilities of other tokens than the event's"),
             "": Sides("in requests without these options", "what no such request has", "in requests with options"),
+        },
+    ),
+    "temperature": Tag(  # streamed or not
+        lambda position, _: "other" if position.request.params.temperature not in (0.0, 1.0) else "",
+        {
+            "other": Sides(
+                "in requests at a temperature other than 0 and 1", "log-probabilities that are not of the raw logits"
+            ),
         },
     ),
     "abort": Tag(
@@ -182,7 +188,7 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
         lambda position, _: int(position.request.tags.get("order", 0)),
         EDGES[:1],
         "in requests after the first {}",
-        "something that earlier requests leave behind: slots that change places, memory, counters",
+        BEHIND,
         *("in the first {} requests", "what only a fresh engine has"),
     ),
     "case": Tag(

@@ -24,6 +24,7 @@ ERROR = 1e-6  # the probability that a right engine is called wrong
 LEAST = 8  # answers with different seeds, for any judgement
 GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
 TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+AS_IF = "are drawn as if"  # in what is said of tokens that are drawn in another way
 Bet = Callable[[Truth, int, int], float]  # of a stored row and a column of a truth: the logarithm of that token's stake
 
 
@@ -151,6 +152,6 @@ def drawn_at_another(
         if capital[best] - math.log(len(WAYS)) > -math.log(error):
             return (
                 request.request_id,
-                f"the {count} tokens drawn so far at temperature {temperature:g} are drawn as if {best}",
+                f"the {count} tokens drawn so far at temperature {temperature:g} {AS_IF} {best}",
             )
     return None

@@ -13,11 +13,13 @@ from lfm2np.engine.llm import LLM
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.engines.records import Answer, Pair, greedy
+from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, failed, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.total import refuted_reasons
+from lfm2np.oracle.workloads import CASES
 
 SEEDS, TOKENS = 32, 4
 
@@ -41,6 +43,19 @@ def drawn_at(temperature: float, first_seed: int) -> list[Pair]:
 def test_another_temperature_is_named(model: Model, temperature: float, words: str) -> None:
     cause = drawn_wrongly(model, drawn_at(temperature, 0), [], Known())
     assert cause is not None and words in cause[1]
+
+
+def test_how_tokens_are_drawn_is_the_only_cause(model: Model) -> None:
+    """And not that a seed depends on more: the case suspects that of other tokens with the same seed."""
+    pairs = [*drawn_at(0.0, 0), (greedy("plain", (1, 2), 1, case="short-prompts"), Answer((5,)))]
+    cause = drawn_wrongly(model, pairs, [], Known())
+    assert cause is not None
+    for words, more in ((cause[1], []), ("other tokens", [f"wrong in seeds: {CASES['seeds'].suspect}"])):
+        judged = [
+            (each, failed(words, IMPOSSIBLE) if each.request_id == cause[0] else answer) for each, answer in pairs
+        ]
+        first, *others = refuted_reasons(judged, None)
+        assert first == f"1 answer that no right engine gives, first of {cause[0]}: {words}" and others == more
 
 
 def test_right_draws_are_right(model: Model) -> None:

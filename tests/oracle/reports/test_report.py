@@ -222,6 +222,17 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     assert f"error      {first.error:.3g} nats" in where
 
 
+def test_a_drawn_token_is_no_prompts_and_a_position_is_where_its_row_is() -> None:
+    """The engine's choice is no flip where it draws, so is_new is False."""
+    drawn = [replace(position(short(), row, Verdict.DRIFT, 12.5), is_new=False) for row in (1, 2, 5)]
+    text = as_text(report_of(made(Verdict.DRIFT, drawn, "drawn")))
+    table = text[text.index("position in") :].splitlines()
+    assert table[0].endswith("its error, nats  largest, noise  verdict")
+    assert [line.split()[2:4] for line in table[1:4]] == [["1", "prompt"], ["2", "generated"], ["5", "generated"]]
+    assert "row 1, which predicts token 2 of the sequence (prompt)" in text
+    assert "error      0.0125 nats; the largest reported, of it or an alternative, is 12.5 times" in text
+
+
 def test_answers_that_failed_are_grouped_by_message() -> None:
     lines = lines_of(unanswered())
     start = lines.index("no usable answer to 24 requests of 24")
