@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import decode_text
+from lfm2np.checkpoint.strict_json import decode_json
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, Trace, failed, samples_of
@@ -183,7 +183,7 @@ def contradicts(earlier: Pair | None, later: Pair) -> bool:
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Of any kind, its checksum checked, if it has one. RequestError that names the line."""
-    raw = parse_line(decode_text(line, where, RequestError), where, with_nan=True)  # as Python writes it
+    raw = parse_line(decode_json(line, where, RequestError), where, with_nan=True)  # as Python writes it
     known = ({"request", "answer"}, {"request", "answer", FIELD}, {"end", FIELD}, {"verdict"}, {"verdict", FIELD})
     if not isinstance(raw, dict) or (set(raw) not in known and not line.startswith(RESULTS)):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__

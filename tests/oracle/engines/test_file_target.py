@@ -125,6 +125,7 @@ BAD_LINES = {
         "tags.length 2: expected 1",
     ),
     "no text": ("\udcff", "not UTF-8: byte 0"),
+    "a byte order mark": ("\ufeff" + GOOD, "begins with a byte order mark (BOM), expected UTF-8 without one"),
 }
 
 
