@@ -42,9 +42,9 @@ class Transcript:
     dropped, with a warning, and overwritten by the next `append`.
     """
 
-    def __init__(self, file: str | Path | LineFile, is_target: bool = False) -> None:
+    def __init__(self, file: str | Path | LineFile, is_target: bool = False, vocab_size: int | None = None) -> None:
         """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
-        checksums that no end follows, as some may be missing."""
+        checksums that no end follows, as some may be missing. `vocab_size` bounds prompts; None: unknown."""
         self._lines = file if isinstance(file, LineFile) else LineFile(file)
         self.path = self._lines.path
         self.verdict: str | None = None  # of the check, if it came to one
@@ -65,7 +65,7 @@ class Transcript:
                 self._num_open = 0
             else:
                 self._num_open += FIELD in raw
-                pair = read_pair(raw, where)
+                pair = read_pair(raw, where, vocab_size)
                 name = pair[0].request_id
                 if is_target and contradicts(self._pairs.get(name), pair):
                     raise RequestError(f"{where}: {name!r}: another request or answer than an earlier line's")
@@ -129,8 +129,8 @@ class Transcript:
 class FileTarget:
     """A file in place of an engine: it answers what was recorded, and nothing else."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, vocab_size: int | None = None) -> None:
+        self._path, self._vocab_size = Path(path), vocab_size
         self._transcript: Transcript | None = None
 
     def probe(self) -> Abilities:
@@ -168,7 +168,7 @@ class FileTarget:
         if self._transcript is None:
             if not self._path.is_file():
                 raise TargetError(f"{self._path}: no such file, expected lines of requests and answers")
-            self._transcript = Transcript(self._path, is_target=True)
+            self._transcript = Transcript(self._path, True, self._vocab_size)
             if not self._transcript.pairs():
                 raise TargetError(f"{self._path}: no answers, expected lines of requests and answers")
         return self._transcript
@@ -193,14 +193,17 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
     return raw
 
 
-def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
+def read_pair(raw: Mapping[str, Any], where: str, vocab_size: int | None) -> Pair:
     """RequestError that names the line."""
     try:
         request = request_from_json(raw["request"])
+        for index, token_id in enumerate(request.prompt_token_ids):
+            if vocab_size is not None and token_id >= vocab_size:
+                raise RequestError(f"prompt_token_ids[{index}] {token_id}: expected 0 to {vocab_size - 1}")
         try:
             return request, answer_from_json(raw["answer"])
         except ImpossibleValueError as problem:
-            return request, failed(str(problem), IMPOSSIBLE)
+            return request, failed(f"{where}: {problem}", IMPOSSIBLE)
     except RequestError as problem:
         raise RequestError(f"{where}: {problem}") from None
 

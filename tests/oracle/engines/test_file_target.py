@@ -129,13 +129,23 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("fields", ['"token_ids": [1], "logprobs": [NaN]', '"token_ids": [-1]'])
+@pytest.mark.parametrize(
+    "fields",
+    ['"token_ids": [1], "logprobs": [NaN]', '"token_ids": [1], "logprobs": [Infinity]', '"token_ids": [-1]'],
+)
 def test_what_no_right_engine_gives_is_an_answer_that_says_so(tmp_path: Path, fields: str) -> None:
     """As by Python, a process or HTTP. Pinned: the file was refused."""
     path = tmp_path / "run.jsonl"
     path.write_text(GOOD.replace('"error": "it died", "kind": "5xx"', fields) + "\n")
     ((_, answer),) = FileTarget(path).pairs()
-    assert answer.is_refuted and answer.error is not None and "[0] " in answer.error
+    assert answer.is_refuted and answer.error is not None
+    assert answer.error.startswith(f"{path} line 1: ") and "[0] " in answer.error
+
+
+def test_a_prompt_outside_the_vocabulary_is_refused_by_its_line_and_place(ended: Path) -> None:
+    assert FileTarget(ended, 4).pairs()
+    with pytest.raises(RequestError, match=r"run.jsonl line 3: prompt_token_ids\[0\] 3: expected 0 to 2"):
+        FileTarget(ended, 3).probe()
 
 
 @pytest.mark.parametrize(("line", "error"), BAD_LINES.values(), ids=BAD_LINES)
