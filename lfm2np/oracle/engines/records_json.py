@@ -38,7 +38,7 @@ from lfm2np.oracle.engines.records import (
 
 
 class ImpossibleValueError(RequestError):
-    """A value that can be read, and that no right engine gives: a token id below 0, a log-probability NaN or Infinity."""
+    """A value that can be read, that no right engine gives: an id below 0, NaN or Infinity for a log-probability."""
 
 
 DEFAULTS = greedy("", (0,), 1)
