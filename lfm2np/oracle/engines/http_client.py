@@ -80,7 +80,7 @@ class HttpClient:
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path. HttpError for anything else, TargetError if there is no server."""
-        return self._send("GET", path, None, read_json)
+        return parse_reply(self._send("GET", path, None, json_of), "the answer")
 
     def get_text(self, path: str) -> str:
         """The text at a path, whatever its kind; errors as in `get`."""
@@ -88,7 +88,7 @@ class HttpClient:
 
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The response to a JSON object; errors as in `get`."""
-        return self._send("POST", path, fields, read_json, seconds)
+        return parse_reply(self._send("POST", path, fields, json_of, seconds), "the answer")
 
     def post_and_leave(self, path: str, fields: Mapping[str, Any], is_enough: Enough) -> list[dict[str, Any]]:
         """Server-sent events until they are enough; then the connection is closed, in the middle of the response."""
@@ -230,9 +230,11 @@ def require_size(num_bytes: int) -> None:
         raise BadReply(f"a response of more than {MOST_BYTES} bytes: expected fewer, and an end")
 
 
-def read_json(response: http.client.HTTPResponse) -> dict[str, Any]:
+def json_of(response: http.client.HTTPResponse) -> bytes:
+    """The body, to be parsed once it is known to be whole: of one that was cut that may take longer than its timeout.
+    BadReply for another type."""
     require_type(response, "application/json")
-    return parse_reply(body_of(response), "the answer")
+    return body_of(response)
 
 
 def parse_reply(content: bytes, what: str) -> dict[str, Any]:

@@ -173,6 +173,15 @@ def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable
     assert len(vllm.seen) == 1  # slowness is not tried again
 
 
+def test_what_was_cut_off_is_not_parsed(vllm: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: that took longer than the timeout, where much had come."""
+    target = target_of(vllm, timeout=SHORT)
+    target.probe()
+    monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
+    vllm.trouble = lambda handler: drip(handler, JSON_HEAD) or True
+    assert answers_to(target, [request_of("a")]) == [failed(f"no complete answer within {SHORT:g} s", HANG)]
+
+
 FLOOD = b" " * 2**16
 EVENT_HEAD = JSON_HEAD.replace(b"application/json", b"text/event-stream")
 
