@@ -10,6 +10,7 @@ none of this.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,7 @@ class Transcript:
         self.verdict: str | None = None  # of the check, if it came to one
         self._pairs: dict[str, Pair] = {}
         self._num_open = 0  # lines with a checksum behind the last end
+        num_repeated = 0
         for where, line in self._lines.read():
             if line.startswith(RESULTS):
                 if is_target:
@@ -69,12 +71,15 @@ class Transcript:
                 name = pair[0].request_id
                 if is_target and contradicts(self._pairs.get(name), pair):
                     raise RequestError(f"{where}: {name!r}: another request or answer than an earlier line's")
+                num_repeated += pair[1].error is None and self._pairs.get(name) == pair
                 self._pairs[name] = pair
         if is_target and self._num_open:
             raise RequestError(
                 f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
                 "be resumed, or the file was cut off"
             )
+        if is_target and num_repeated:
+            warnings.warn(f"{self.path}: answers that stand there again, and count once: {num_repeated}", stacklevel=2)
 
     def pairs(self) -> list[Pair]:
         """In the order in which their ids first came."""
