@@ -56,6 +56,14 @@ def decode_text(content: bytes, source: str, error: type[Lfm2npError]) -> str:
         raise error(f"{source}: not UTF-8: byte {problem.start}: {problem.reason}") from None
 
 
+def decode_json(content: bytes, source: str, error: type[Lfm2npError]) -> str:
+    """As decode_text; JSON has no byte order mark before it, which some editors write."""
+    text = decode_text(content, source, error)
+    if text.startswith("\ufeff"):
+        raise error(f"{source}: begins with a byte order mark (BOM), expected UTF-8 without one")
+    return text
+
+
 def parse_object(content: bytes, source: str, error: type[Lfm2npError]) -> dict[str, object]:
     """A JSON object, strictly: `json` alone would keep the last of two equal keys and accept NaN."""
 
@@ -85,7 +93,7 @@ def read_object(path: Path, error: type[Lfm2npError]) -> dict[str, object]:
 
 
 def _parsed(content: bytes, source: str, error: type[Lfm2npError], **hooks: Any) -> object:
-    text = decode_text(content, source, error)
+    text = decode_json(content, source, error)
     try:
         return json.loads(text, object_pairs_hook=_unique_keys(source, error), **hooks)
     except RecursionError:

@@ -150,7 +150,9 @@ def within_its_format(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Ve
     format_name, pairs, positions = evidence.format_name, evidence.pairs, evidence.positions
     if unanswered:
         answer = next(answer for request, answer in pairs if request.request_id == unanswered[0])
-        first = f"{unanswered[0]}: {answer.error or 'no answer reported the ids of its tokens'}"
+        silent = "no answer reported the ids of its tokens"
+        ended = f"finish_reason {answer.finish_reason!r} after 0 tokens"
+        first = f"{unanswered[0]}: {answer.error or (silent if answer.token_ids is None else ended)}"
         return Verdict.INCONCLUSIVE, [f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer reported the ids of its tokens: nothing could be judged"]
@@ -171,9 +173,8 @@ def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list
     unless those are most of the cases. How tokens seem to be drawn is the cause, whatever the case suspects."""
     refuted = [(request, answer) for request, answer in pairs if answer.is_refuted]
     request, answer = refuted[0]
-    summary = (
-        f"{plural(len(refuted), 'answer')} that no right engine gives, first of {request.request_id}: {answer.error}"
-    )
+    first = f"first of {request.request_id}" if request.request_id else "first"
+    summary = f"{plural(len(refuted), 'answer')} that no right engine gives, {first}: {answer.error}"
     wrong = {request.case for request, answer in refuted if AS_IF not in (answer.error or "")}
     asked = dict.fromkeys(request.case for request, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []

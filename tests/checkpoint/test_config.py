@@ -327,6 +327,7 @@ BAD_FILES = [
     (b"{", "not JSON"),
     (b"[]", "a JSON array, expected an object"),
     (b"\xff{}", "not UTF-8"),
+    (b"\xef\xbb\xbf{}", "json: begins with a byte order mark (BOM), expected UTF-8 without one"),
     (b'{"a": {"b": 1, "b": 1}}', "'b' stands twice"),
     (b'{"norm_eps": NaN}', "NaN is not JSON"),
     (b'{"norm_eps": -Infinity}', "-Infinity is not JSON"),

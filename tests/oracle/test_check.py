@@ -99,6 +99,11 @@ DAMAGED: dict[str, tuple[Callable[[list[Pair]], list[Pair]], Verdict, str]] = {
         Verdict.INCONCLUSIVE,
         "no usable answer",
     ),
+    "one without a token": (
+        lambda pairs: [*pairs[:-1], (pairs[-1][0], Answer((), finish_reason="stop"))],
+        Verdict.INCONCLUSIVE,
+        "no usable answer, first short-prompts-10: finish_reason 'stop' after 0 tokens",
+    ),
     "nothing": (lambda pairs: [], Verdict.INCONCLUSIVE, "nothing could be judged"),
     "one wrong token": (lambda pairs: [*pairs[:-1], other_token(*pairs[-1])], Verdict.BUG, "further behind"),
     "one that can't be": (

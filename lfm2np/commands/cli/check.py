@@ -206,7 +206,7 @@ def located(
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown: ProgressOf) -> Checked:
-    target = FileTarget(arguments.target)
+    target = FileTarget(arguments.target, model.config.vocab_size)
     abilities, pairs = target.probe(), target.pairs()
     taken = format_options.format_of(arguments, abilities.engine)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs

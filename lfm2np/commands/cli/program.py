@@ -14,6 +14,7 @@ from pathlib import Path
 import lfm2np
 from lfm2np.commands.cli.shared.parser import EXIT_CODES, Commands, Help, OneLineParser, discard_output, fail, one_line
 from lfm2np.errors import Lfm2npError
+from lfm2np.oracle.engines.target import TargetError
 
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
     "generate": "lfm2np.commands.cli.generate",
@@ -50,6 +51,7 @@ def build_parser(named: str | None = None) -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     parser.add_argument("--version", action="version", version=f"lfm2np {lfm2np.__version__}")
+    parser.usage_exit_code = TargetError.exit_code  # 2 would be a verdict, of the command that may have been meant
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="lfm2np")
     for name in (named,) if named in COMMANDS else COMMANDS:
         add: Callable[[Commands], None] = getattr(importlib.import_module(COMMANDS[name]), f"add_{name}")

@@ -10,12 +10,13 @@ none of this.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import decode_text
+from lfm2np.checkpoint.strict_json import decode_json
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, Trace, failed, samples_of
@@ -42,14 +43,15 @@ class Transcript:
     dropped, with a warning, and overwritten by the next `append`.
     """
 
-    def __init__(self, file: str | Path | LineFile, is_target: bool = False) -> None:
+    def __init__(self, file: str | Path | LineFile, is_target: bool = False, vocab_size: int | None = None) -> None:
         """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
-        checksums that no end follows, as some may be missing."""
+        checksums that no end follows, as some may be missing. `vocab_size` bounds prompts; None: unknown."""
         self._lines = file if isinstance(file, LineFile) else LineFile(file)
         self.path = self._lines.path
         self.verdict: str | None = None  # of the check, if it came to one
         self._pairs: dict[str, Pair] = {}
         self._num_open = 0  # lines with a checksum behind the last end
+        num_repeated = 0
         for where, line in self._lines.read():
             if line.startswith(RESULTS):
                 if is_target:
@@ -65,16 +67,19 @@ class Transcript:
                 self._num_open = 0
             else:
                 self._num_open += FIELD in raw
-                pair = read_pair(raw, where)
+                pair = read_pair(raw, where, vocab_size)
                 name = pair[0].request_id
                 if is_target and contradicts(self._pairs.get(name), pair):
                     raise RequestError(f"{where}: {name!r}: another request or answer than an earlier line's")
+                num_repeated += pair[1].error is None and self._pairs.get(name) == pair
                 self._pairs[name] = pair
         if is_target and self._num_open:
             raise RequestError(
                 f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
                 "be resumed, or the file was cut off"
             )
+        if is_target and num_repeated:
+            warnings.warn(f"{self.path}: answers that stand there again, and count once: {num_repeated}", stacklevel=2)
 
     def pairs(self) -> list[Pair]:
         """In the order in which their ids first came."""
@@ -129,8 +134,8 @@ class Transcript:
 class FileTarget:
     """A file in place of an engine: it answers what was recorded, and nothing else."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, vocab_size: int | None = None) -> None:
+        self._path, self._vocab_size = Path(path), vocab_size
         self._transcript: Transcript | None = None
 
     def probe(self) -> Abilities:
@@ -168,7 +173,7 @@ class FileTarget:
         if self._transcript is None:
             if not self._path.is_file():
                 raise TargetError(f"{self._path}: no such file, expected lines of requests and answers")
-            self._transcript = Transcript(self._path, is_target=True)
+            self._transcript = Transcript(self._path, True, self._vocab_size)
             if not self._transcript.pairs():
                 raise TargetError(f"{self._path}: no answers, expected lines of requests and answers")
         return self._transcript
@@ -183,7 +188,7 @@ def contradicts(earlier: Pair | None, later: Pair) -> bool:
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Of any kind, its checksum checked, if it has one. RequestError that names the line."""
-    raw = parse_line(decode_text(line, where, RequestError), where, with_nan=True)  # as Python writes it
+    raw = parse_line(decode_json(line, where, RequestError), where, with_nan=True)  # as Python writes it
     known = ({"request", "answer"}, {"request", "answer", FIELD}, {"end", FIELD}, {"verdict"}, {"verdict", FIELD})
     if not isinstance(raw, dict) or (set(raw) not in known and not line.startswith(RESULTS)):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
@@ -193,14 +198,17 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
     return raw
 
 
-def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
+def read_pair(raw: Mapping[str, Any], where: str, vocab_size: int | None) -> Pair:
     """RequestError that names the line."""
     try:
         request = request_from_json(raw["request"])
+        for index, token_id in enumerate(request.prompt_token_ids):
+            if vocab_size is not None and token_id >= vocab_size:
+                raise RequestError(f"prompt_token_ids[{index}] {token_id}: expected 0 to {vocab_size - 1}")
         try:
             return request, answer_from_json(raw["answer"])
         except ImpossibleValueError as problem:
-            return request, failed(str(problem), IMPOSSIBLE)
+            return request, failed(f"{where}: {problem}", IMPOSSIBLE)
     except RequestError as problem:
         raise RequestError(f"{where}: {problem}") from None
 

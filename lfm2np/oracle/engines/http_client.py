@@ -3,6 +3,7 @@
 - A request has `timeout` seconds in all; then its connection is cut, whatever it waits for.
 - 429, 502, 503, 504, a refused and a broken connection are tried again, with growing pauses; nothing else is.
 - The key is read from LFM2NP_API_KEY, and from nowhere else; no message shows it.
+- A response has at most MOST_BYTES: one without an end would take all memory before its time is over.
 - Neither proxies nor redirects are followed: what is checked is the server that the URL names.
 """
 
@@ -30,6 +31,7 @@ from lfm2np.oracle.engines.target import TargetError
 KEY_VARIABLE = "LFM2NP_API_KEY"
 BUSY = (429, 502, 503, 504)
 CONNECT_SECONDS, LONGEST_PAUSE = 10.0, 10.0
+MOST_BYTES = 2**28  # of a response: 2 KiB for each of 131,072 tokens of a prompt, whose entry takes some 100 bytes
 T = TypeVar("T")
 Enough = Callable[[list[dict[str, Any]]], bool]
 
@@ -78,15 +80,15 @@ class HttpClient:
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path. HttpError for anything else, TargetError if there is no server."""
-        return self._send("GET", path, None, read_json)
+        return parse_reply(self._send("GET", path, None, json_of), "the answer")
 
     def get_text(self, path: str) -> str:
         """The text at a path, whatever its kind; errors as in `get`."""
-        return self._send("GET", path, None, lambda response: response.read().decode(errors="replace"))
+        return self._send("GET", path, None, lambda response: body_of(response).decode(errors="replace"))
 
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The response to a JSON object; errors as in `get`."""
-        return self._send("POST", path, fields, read_json, seconds)
+        return parse_reply(self._send("POST", path, fields, json_of, seconds), "the answer")
 
     def post_and_leave(self, path: str, fields: Mapping[str, Any], is_enough: Enough) -> list[dict[str, Any]]:
         """Server-sent events until they are enough; then the connection is closed, in the middle of the response."""
@@ -172,7 +174,7 @@ class HttpClient:
         if status == 200:
             return
         words = f"to {response.getheader('Location')}, expected no redirect" if 300 <= status < 400 else ""
-        message = f"HTTP {status}: {words or complaint_of(response.read(), self._key)}"
+        message = f"HTTP {status}: {words or complaint_of(body_of(response), self._key)}"
         if status in BUSY:
             raise Unready(message, status, response.getheader("Retry-After"))
         if status in (401, 403):
@@ -212,9 +214,27 @@ def translated(problem: Exception, is_connected: bool) -> HttpError:
     return HttpError(f"no HTTP as it should be: {name}: {shortened(str(problem), 200)}")
 
 
-def read_json(response: http.client.HTTPResponse) -> dict[str, Any]:
+def body_of(response: http.client.HTTPResponse) -> bytes:
+    """The whole of it. BadReply beyond MOST_BYTES, IncompleteRead for fewer than were announced."""
+    body = bytearray()
+    while piece := response.read(2**16):
+        body += piece
+        require_size(len(body))
+    if response.length:
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return bytes(body)
+
+
+def require_size(num_bytes: int) -> None:
+    if num_bytes > MOST_BYTES:
+        raise BadReply(f"a response of more than {MOST_BYTES} bytes: expected fewer, and an end")
+
+
+def json_of(response: http.client.HTTPResponse) -> bytes:
+    """The body, to be parsed once it is known to be whole: of one that was cut that may take longer than its timeout.
+    BadReply for another type."""
     require_type(response, "application/json")
-    return parse_reply(response.read(), "the answer")
+    return body_of(response)
 
 
 def parse_reply(content: bytes, what: str) -> dict[str, Any]:
@@ -229,7 +249,10 @@ def read_events(response: http.client.HTTPResponse, is_enough: Enough) -> list[d
     """Until they are enough, or the stream ends. Source: HTML standard, server-sent events, `data` lines."""
     require_type(response, "text/event-stream")
     events: list[dict[str, Any]] = []
-    while not is_enough(events) and (line := response.readline()):
+    num_bytes = 0
+    while not is_enough(events) and (line := response.readline(MOST_BYTES + 1)):
+        num_bytes += len(line)
+        require_size(num_bytes)
         if line.startswith(b"data:"):
             content = line.removeprefix(b"data:").strip()
             if content == b"[DONE]":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ class PythonTarget:
         """Or what it raised; the engine is then made again, as requests may be left in it."""
         engine = self._live()
         try:
-            lists = list(engine.generate([self._for_engine(request) for request in requests]))
+            lists = listed(engine.generate([self._for_engine(request) for request in requests]))
         except FAULTS as problem:
             self._engine = None
             return fault(problem)
@@ -215,10 +215,17 @@ class PythonTarget:
         return is_missing and self._engine is not None and missing(self._engine, ["score"]) is None
 
 
+def listed(given: Any) -> list[Any]:
+    """What generate() returned, or its part for one request. TypeError that says what it is to return."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{type(given).__name__}, expected for each request a list of its n Answers")
+    return list(given)
+
+
 def answers_of(request: Request, samples: Any) -> Answers:
     """What an engine gave for each of the request's samples, checked."""
     try:
-        samples = list(samples)
+        samples = listed(samples)
     except FAULTS as problem:
         return (failed(f"no answers: {fault(problem)}", NO_ANSWER),)
     if len(samples) != request.params.n:
@@ -232,6 +239,8 @@ def answer_of(request: Request, sample: Any) -> Answer:
         fields = {name: getattr(sample, name) for name in REPORTED if hasattr(sample, name)}
     except FAULTS as problem:
         return failed(f"no answer: {fault(problem)}", NO_ANSWER)
+    if not fields:
+        return failed(f"no answer: {type(sample).__name__}, expected an Answer, or what has its fields", NO_ANSWER)
     if fields.get("finish_reason") == "error":
         return failed("the engine ended it with finish_reason error")
     told = fields.get("prompt_logprobs")

@@ -38,7 +38,7 @@ from lfm2np.oracle.engines.records import (
 
 
 class ImpossibleValueError(RequestError):
-    """A value that can be read, and that no right engine gives: a token id below 0, NaN for a log-probability."""
+    """A value that can be read, that no right engine gives: an id below 0, NaN or Infinity for a log-probability."""
 
 
 DEFAULTS = greedy("", (0,), 1)
@@ -198,8 +198,8 @@ def token_id(value: Any, name: str) -> int:
 
 def log_probability(value: Any, name: str) -> float:
     """-Infinity is what is left of a probability that a format can't hold: not finite, but no engine's fault."""
-    if isinstance(value, Real) and value != value:
-        raise ImpossibleValueError(f"{name} nan: expected a finite number")
+    if isinstance(value, Real) and (value != value or value == math.inf):
+        raise ImpossibleValueError(f"{name} {float(value)}: expected a finite number")
     return finite_number(value, name)
 
 

@@ -58,13 +58,13 @@ REFUSED: list[tuple[str, int, str]] = [
     # where 2 is a verdict on an engine, a mistyped option is 3: also one that the command does not know
     *((f"{name} x --unknown", 3, "--unknown") for name in ("check", "fuzz", "rollouts", "locate")),
     *((name, 3, "required") for name in ("check", "fuzz", "vet", "rollouts", "locate")),
-    *((words, 2, "") for words in ("sing", "serve --port", "lab --port many", "record", "score", "info --prompt a")),
+    *((words, 2, "") for words in ("serve --port", "lab --port many", "record", "score", "info --prompt a")),
     *((f"generate {words}", 2, "") for words in ("", "--prompt", "--prompt a --prompt-ids 1", "--prompt a --chat b")),
     ("generate --prompt a --numerics float8", 2, "; did you mean float64? (see lfm2np "),
     ("generate --prompt a --max-tokens many", 2, "--max-tokens"),
     ("info --digest --trust", 2, "--trust"),
     # a command or an option that is misspelt
-    ("chek http://127.0.0.1:9", 2, "; did you mean check? (see lfm2np "),
+    ("chek http://127.0.0.1:9", 3, "; did you mean check? (see lfm2np "),
     ("check a:b --modle x", 3, "; did you mean --model? (see lfm2np "),
     ("check a:b --formt=bfloat16", 3, "; did you mean --format? (see lfm2np "),
     ("check a:b --format bfloat61", 3, "; did you mean bfloat16? (see lfm2np "),
@@ -72,8 +72,8 @@ REFUSED: list[tuple[str, int, str]] = [
     ("vectors make --modl x -o y", 3, "; did you mean --model? (see lfm2np "),
     ("vectors verify -o x", 3, "-o"),  # an option of make
     ("lab --model x", 2, "--model"),
-    ("zzzz", 2, "zzzz"),
-    ("digest -q", 2, "digest"),
+    ("zzzz", 3, "zzzz"),
+    ("digest -q", 3, "digest"),
     # options of the engine
     ("generate --prompt a --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),
     ("generate --prompt a --speculative none --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),

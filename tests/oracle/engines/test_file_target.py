@@ -125,16 +125,27 @@ BAD_LINES = {
         "tags.length 2: expected 1",
     ),
     "no text": ("\udcff", "not UTF-8: byte 0"),
+    "a byte order mark": ("\ufeff" + GOOD, "begins with a byte order mark (BOM), expected UTF-8 without one"),
 }
 
 
-@pytest.mark.parametrize("fields", ['"token_ids": [1], "logprobs": [NaN]', '"token_ids": [-1]'])
+@pytest.mark.parametrize(
+    "fields",
+    ['"token_ids": [1], "logprobs": [NaN]', '"token_ids": [1], "logprobs": [Infinity]', '"token_ids": [-1]'],
+)
 def test_what_no_right_engine_gives_is_an_answer_that_says_so(tmp_path: Path, fields: str) -> None:
     """As by Python, a process or HTTP. Pinned: the file was refused."""
     path = tmp_path / "run.jsonl"
     path.write_text(GOOD.replace('"error": "it died", "kind": "5xx"', fields) + "\n")
     ((_, answer),) = FileTarget(path).pairs()
-    assert answer.is_refuted and answer.error is not None and "[0] " in answer.error
+    assert answer.is_refuted and answer.error is not None
+    assert answer.error.startswith(f"{path} line 1: ") and "[0] " in answer.error
+
+
+def test_a_prompt_outside_the_vocabulary_is_refused_by_its_line_and_place(ended: Path) -> None:
+    assert FileTarget(ended, 4).pairs()
+    with pytest.raises(RequestError, match=r"run.jsonl line 3: prompt_token_ids\[0\] 3: expected 0 to 2"):
+        FileTarget(ended, 3).probe()
 
 
 @pytest.mark.parametrize(("line", "error"), BAD_LINES.values(), ids=BAD_LINES)
@@ -244,7 +255,8 @@ def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_
         FileTarget(path).probe()
     assert Transcript(path).known(request) == answer, "a resumed check takes the last"
     path.write_text("".join(line_of(request, reply) + "\n" for reply in (failed("no connection"), answer, answer)))
-    assert answers_to(FileTarget(path), [request]) == [answer]
+    with pytest.warns(UserWarning, match=r"answers.jsonl: answers that stand there again, and count once: 1"):
+        assert answers_to(FileTarget(path), [request]) == [answer]
 
 
 def test_a_whole_last_line_without_its_end_is_kept(path: Path) -> None:

@@ -173,6 +173,40 @@ def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable
     assert len(vllm.seen) == 1  # slowness is not tried again
 
 
+def test_what_was_cut_off_is_not_parsed(vllm: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned: that took longer than the timeout, where much had come."""
+    target = target_of(vllm, timeout=SHORT)
+    target.probe()
+    monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
+    vllm.trouble = lambda handler: drip(handler, JSON_HEAD) or True
+    assert answers_to(target, [request_of("a")]) == [failed(f"no complete answer within {SHORT:g} s", HANG)]
+
+
+FLOOD = b" " * 2**16
+EVENT_HEAD = JSON_HEAD.replace(b"application/json", b"text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "more"),
+    [
+        (lambda h: drip(h, JSON_HEAD, FLOOD), {}),
+        (lambda h: drip(h, JSON_HEAD.replace(b"200 OK", b"500 No"), FLOOD), {}),
+        (lambda h: h.say(FLOOD), {}),
+        (lambda h: drip(h, EVENT_HEAD, FLOOD), {"streamed": True}),
+        (lambda h: drip(h, EVENT_HEAD, FLOOD + b"\n"), {"streamed": True}),
+    ],
+)
+def test_a_response_without_an_end_is_cut_off_before_it_fills_the_memory(
+    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Handler], Any], more: dict[str, bool]
+) -> None:
+    target = target_of(vllm, timeout=5.0)
+    target.probe()
+    monkeypatch.setattr(http_client, "MOST_BYTES", 20_000)
+    vllm.trouble = lambda handler: trouble(handler) or True
+    (answer,) = answers_to(target, [request_of("a", **more)])
+    assert answer == failed("a response of more than 20000 bytes: expected fewer, and an end", NO_ANSWER)
+
+
 @pytest.mark.parametrize(
     ("trouble", "error", "kind"),
     [

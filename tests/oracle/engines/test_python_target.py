@@ -89,6 +89,8 @@ class Odd(Counting):
             5: [Answer((1,), finish_reason="error")],
             6: None,
             7: [Answer((-1,))],
+            9: Answer((1,)),
+            10: [{"token_ids": (1,)}],
         }
         return [kinds.get(request.prompt_token_ids[0], [Answer((1,), finish_reason="length")]) for request in requests]
 
@@ -96,6 +98,11 @@ class Odd(Counting):
 class Short(Counting):
     def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         return super().generate(requests)[:1]
+
+
+class Silent(Counting):
+    def generate(self, requests: Sequence[Request]) -> Any:
+        return None
 
 
 class Stepping:
@@ -256,10 +263,12 @@ def test_generate_that_fails_for_several_is_an_error_of_all() -> None:
     assert answers_to(target_of("Raising"), lonely) == [failed(expected)] * 2
     assert answers_to(target_of("Raising"), lonely[:1]) == [Answer((0, 1), finish_reason="length")]
     assert answers_to(target_of("Short"), REQUESTS) == [failed("1 answers to 3 requests")] * 3
+    with pytest.raises(TargetError, match="TypeError: NoneType, expected for each request a list of its n Answers"):
+        target_of("Silent").probe()
 
 
 def test_an_invalid_answer_is_an_error() -> None:
-    requests = [greedy(str(first), (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
+    requests = [greedy(str(first), (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8)]
     first, *odd, last = answers_to(target_of("Odd"), requests)
     assert (first.error, last.error) == (None, None)
     expected = [
@@ -268,8 +277,10 @@ def test_an_invalid_answer_is_an_error() -> None:
         ("2 entries for 1", NO_ANSWER),
         ("token_ids[0] 'one'", NO_ANSWER),
         ("finish_reason error", FAILED),
-        ("no answers: TypeError", NO_ANSWER),
+        ("no answers: TypeError: NoneType, expected for each request a list of its n Answers", NO_ANSWER),
         ("token_ids[0] -1", IMPOSSIBLE),
+        ("no answers: TypeError: Answer, expected for each request a list of its n Answers", NO_ANSWER),
+        ("no answer: dict, expected an Answer, or what has its fields", NO_ANSWER),
     ]
     for answer, (error, kind) in zip(odd, expected, strict=True):
         assert answer.error is not None and error in answer.error
