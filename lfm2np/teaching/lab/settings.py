@@ -41,10 +41,10 @@ class Field(NamedTuple):
         """What is wrong with a text that was typed; "": nothing."""
         if isinstance(self.may, tuple):
             choices = ", ".join(choice or "nothing" for choice in self.may)
-            return "" if text in self.may else f"{self.name} {show(text)}: expected {choices}."
+            return "" if text in self.may else f"{show(text)}: expected {choices}."
         if text.isascii() and text.isdigit() and len(text) < 10 and int(text) in self.may:
             return ""
-        return f"{self.name} {show(text)}: expected a whole number, {self.may[0]} to {self.may[-1]}."
+        return f"{show(text)}: expected a whole number, {self.may[0]} to {self.may[-1]}."
 
     def value(self, text: str) -> str | int:
         return text if isinstance(self.may, tuple) else int(text)
