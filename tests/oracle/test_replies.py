@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,12 @@ def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -
 
 def test_what_is_reported_correctly_matches_no_way(model: Model, pairs: list[Pair]) -> None:
     assert judged_total(model, pairs).verdict is Verdict.EXACT
+
+
+def test_a_log_probability_that_no_step_divides_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
+    """Pinned: an OverflowError, where a mask's lowest float64 was reported."""
+    lowest = of_all(lambda value: -sys.float_info.max)
+    assert judged_total(model, [(request, lowest(answer)) for request, answer in pairs]).verdict is Verdict.BUG
 
 
 def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:

@@ -174,7 +174,7 @@ def rounded_to(step_at: Callable[[float], float]) -> Undo:
 
 def is_whole(steps: float) -> bool:
     """As far as float32, in which a value may have been written down, can tell."""
-    return abs(steps - round(steps)) < NEARLY
+    return math.isfinite(steps) and abs(steps - round(steps)) < NEARLY
 
 
 def moved(by: int) -> Undo:
