@@ -15,6 +15,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -53,7 +54,12 @@ for owner in (Ieee, Emulated):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of pytest-xdist share the cores: one BLAS thread each, unless another number was asked for."""
+    """Workers of pytest-xdist share the cores: one BLAS thread each, unless another number was asked for.
+
+    A shell's background jobs ignore SIGINT, and so would every process that a test starts and interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from lfm2np.engine.loading import Model
@@ -16,7 +17,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.everywhere import reading_cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, with_repeats
-from lfm2np.oracle.causes.groups import OFF
+from lfm2np.oracle.causes.groups import OFF, SHOWN, Group, grouped
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of, whole_request
@@ -80,6 +81,11 @@ class Checked:
     left: int = 0  # asks that were not needed after a wrong answer
     earlier: str = ""  # answers that were there before, in words
     repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
+
+    @cached_property
+    def groups(self) -> dict[str, dict[str, Group]]:
+        """The positions by each level of the tags that are shown."""
+        return {name: grouped(self.positions, name) for name in SHOWN}
 
     @property
     def not_tested(self) -> list[str]:

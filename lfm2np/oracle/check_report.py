@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
+from lfm2np.oracle.causes.groups import Group, group_of
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
 from lfm2np.oracle.engines.records import Answer, Request, shown_ids
@@ -117,8 +117,8 @@ def sections_of(checked: Checked) -> list[Section]:
     cases = [[case, asked, *sizes(group), verdict] for case, asked, _, group, verdict in case_rows(checked)]
     by_tag = [
         [name, level, *sizes(group), state(group)]
-        for name in SHOWN
-        for level, group in grouped(checked.positions, name).items()
+        for name, levels in checked.groups.items()
+        for level, group in levels.items()
     ]
     about = Table(
         "Errors by each tag, in units of the rounding error", ("tag", "level", *SIZES, "state"), by_tag, (0, 1)
@@ -236,7 +236,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
             for case, asked, silent, group, verdict in case_rows(checked)
         ],
         "groups": {
-            name: {level: asdict(group) for level, group in grouped(checked.positions, name).items()} for name in SHOWN
+            name: {level: asdict(group) for level, group in levels.items()} for name, levels in checked.groups.items()
         },
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else asdict(checked.cause),

@@ -123,16 +123,20 @@ def impossible_counts(pairs: Sequence[Pair]) -> str:
         where = f"in {plural(len(above), 'request')}, {first}"
         return f"not believed: the engine reports more cached tokens than the prompt has {where}"
     hits = [(request, count) for request, count in counts if count >= LEAST and "order" in request.tags]
-    if unshared := [request.request_id for request, count in hits if count > shared(request, pairs)]:
+    rounds: dict[int, list[Request]] = {}
+    for request, _ in pairs if hits else ():
+        rounds.setdefault(round_of(request), []).append(request)
+    unshared = [request.request_id for request, count in hits if count > shared(request, rounds[round_of(request)])]
+    if unshared:
         where = f"{len(unshared)} of {len(hits)} hits are longer than what any request shares, first {unshared[0]}"
         return f"not believed: {where}; a wrong count, or left by an earlier check (start the engine anew)"
     return ""
 
 
-def shared(request: Request, pairs: Sequence[Pair]) -> int:
-    """The longest prefix that an earlier request has, or one of its round."""
-    company = [other for other, _ in pairs if round_of(other) == round_of(request) and other is not request]
-    prefixes = (common_prefix(request.prompt_token_ids, other.prompt_token_ids) for other in company)
+def shared(request: Request, company: Sequence[Request]) -> int:
+    """The longest prefix that an earlier request has, or another of its round, which are the company."""
+    others = (other for other in company if other is not request)
+    prefixes = (common_prefix(request.prompt_token_ids, other.prompt_token_ids) for other in others)
     return max(int(request.tags.get("seen", 0)), *prefixes, 0)
 
 

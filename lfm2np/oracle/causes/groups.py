@@ -6,6 +6,7 @@ prefix, prefill or decode, a border of blocks. So the judged positions are group
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,11 +43,12 @@ class Group:
 def grouped(positions: Iterable[Position], name: str) -> dict[str, Group]:
     """By the levels of one of TAGS; of a number by the ranges between its edges, the lowest first."""
     tag = TAGS[name]
-    levels: dict[str, list[Position]] = {words: [] for words in ranges(tag)}
+    words_of = ranges(tag)
+    levels: dict[str, list[Position]] = {words: [] for words in words_of}
     for position in positions:
         level = tag.level(position, position.request.prompt_token_ids)
-        index = sum(edge <= int(level) for edge in tag.edges) if tag.edges else 0
-        levels.setdefault(ranges(tag)[index] if tag.edges else str(level), []).append(position)
+        words = words_of[bisect_right(tag.edges, int(level))] if tag.edges else str(level)
+        levels.setdefault(words, []).append(position)
     return {words: group_of(some) for words, some in levels.items() if some}
 
 
