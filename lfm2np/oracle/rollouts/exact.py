@@ -82,9 +82,9 @@ def before_filters(reading: str) -> str | None:
     return BEFORE[name] + at + value if name in BEFORE else None
 
 
-def is_unstated(sampling: SamplingParams) -> bool:
+def is_unstated(rollout: Rollout) -> bool:
     """A file may not say how it was sampled: then its temperature is the one that fits."""
-    return SamplingParams(**view_of(sampling)) == SamplingParams()
+    return not rollout.has_temperature and SamplingParams(**view_of(rollout.sampling)) == SamplingParams()
 
 
 class View(NamedTuple):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute
+from lfm2np.oracle.causes.replies import LEAST_REPORTED, STEPS, is_whole
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
 from lfm2np.oracle.rollouts.exact import (
@@ -96,6 +97,11 @@ def hypotheses_of(
         Hypothesis("labels are not shifted", "logits that have seen the token", of_all(rollouts, late)),
         Hypothesis("a constant offset", undo=without_offset),
         *(
+            Hypothesis("reported values are rounded", f"to {name}", undo=partial(rounded_to, step_at), bits=bits)
+            for name, step_at in STEPS.items()
+            for bits in [{"bfloat16": 8, "float16": 11}.get(name, 0)]
+        ),
+        *(
             Hypothesis("another base of the logarithm", str(base), undo=partial(in_nats, math.log(base)))
             for base in (2, 10)
         ),
@@ -139,6 +145,19 @@ def without_offset(reported: Values, exact: Values) -> tuple[Values, str]:
     known = errors[np.isfinite(errors)]
     offset = float(np.median(known)) if len(known) else 0.0
     return [values - offset for values in reported], f"{offset:+.3g} nats"
+
+
+def rounded_to(step_at: Callable[[float], float], reported: Values, exact: Values) -> tuple[Values, str]:
+    """As near to the exact ones as half a step allows; as they are unless all are whole steps."""
+    steps = [np.array([step_at(value) for value in values.tolist()]) for values in reported]
+    with np.errstate(invalid="ignore"):
+        whole = joined(reported) / joined(steps)
+        if not all(map(is_whole, whole[np.isfinite(whole)])) or np.count_nonzero(whole <= -0.5) < LEAST_REPORTED:
+            return reported, ""
+        return [
+            values + np.clip(right - values, -step / 2.0, step / 2.0)
+            for values, right, step in zip(reported, exact, steps, strict=True)
+        ], ""
 
 
 def in_nats(factor: float, reported: Values, exact: Values) -> tuple[Values, str]:

@@ -59,6 +59,7 @@ AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
 FITTING = 0.25  # of the tokens that hypotheses are tried on, for a temperature
 MOST_LEFT = 0.1  # of the positions that are wrong as computed, for a hypothesis to explain them
+LEAST_FITTED = 8  # reported log-probabilities, for a temperature that the file does not state
 LEAST_NEAREST = 0.8  # of them explained, for it to be named as the nearest
 LEAST_WRONG = 8  # of them, for a side that a coarser format explains
 LEAST_GAIN = 50.0  # of Fit.left, within one format: more than the square of what one position of a right engine has, 6
@@ -175,7 +176,8 @@ class Judge:
         formats = AUTO_FORMATS if declared == AUTO else (declared,)
         readings = READINGS if stated == AUTO else (stated,)
         best = self.as_computed(reported, formats, readings)
-        if stated == AUTO and not best.is_right and is_unstated(self.scores[0].rollout.sampling):
+        is_free = stated == AUTO and all(is_unstated(each.rollout) for each in self.scores)
+        if is_free and not best.is_right and np.count_nonzero(best.reported) >= LEAST_FITTED:
             fitted = [reading for each in self.temperatures(reported) for reading in each.readings]
             rollouts = [each.rollout for each in self.scores]
             self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].views, *fitted])

@@ -7,20 +7,21 @@ A record of theirs may be a batch, a list of lists in each column. Fields that n
 (temperature, step, pack, ...) stand under the schema's names; what the table does not name is not read.
 
 In a long file a few bad lines are no reason to refuse the rest: they are left out, counted by field, and the first of
-each field is shown.
+each field is shown. What no side can have computed, as NaN for a log-probability, is counted by itself: it is a bug.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import shortened
+from lfm2np.oracle.engines.records_json import ImpossibleValueError
 from lfm2np.oracle.rollouts.rollout import FIELDS, Rollout, listed, require_known, rollout_from_json
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import plain
@@ -62,11 +63,13 @@ class Left:
     kind   the field's name; "record" for a line that holds none
     count  how many
     first  the first of them, as one line: file, line number, field, value, what was expected
+    is_impossible  whether no side can have computed that value
     """
 
     kind: str
     count: int
     first: str
+    is_impossible: bool = False
 
 
 def read_rollouts(
@@ -88,7 +91,7 @@ def read_rollouts(
     require_known(defaults)
     rollouts: dict[str, Rollout] = {}
     places: dict[str, str] = {}
-    left: dict[str, Left] = {}
+    left: dict[tuple[str, bool], Left] = {}
     for where, raw in sequences_in(text):
         try:
             if isinstance(raw, RequestError):
@@ -99,8 +102,9 @@ def read_rollouts(
                 raise RequestError(f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
         except RequestError as problem:
             kind = re.split(r"[\[: ]", str(problem), maxsplit=1)[0]
-            known = left.get(kind) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"))
-            left[kind] = Left(kind, known.count + 1, known.first)
+            key = kind, isinstance(problem, ImpossibleValueError)
+            known = left.get(key) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"), key[1])
+            left[key] = replace(known, count=known.count + 1)
         else:
             rollouts[rollout.id], places[rollout.id] = rollout, where
     by_count = sorted(left.values(), key=lambda kind: -kind.count)

@@ -14,7 +14,7 @@ from typing import Any
 from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Routes
-from lfm2np.oracle.engines.records_json import read_routes
+from lfm2np.oracle.engines.records_json import ImpossibleValueError, read_routes
 from lfm2np.oracle.engines.validate import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.truth.config import ModelConfig
@@ -23,6 +23,7 @@ from lfm2np.values import plain, require_count, show_json
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}
 MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}  # vLLM's names
+PYDANTIC = ("NaN", "Infinity", "-Infinity")  # how it writes them
 MOST_STEP = 2**63 - 1
 LEAST_LOGPROB = -3.4028234663852886e38  # of float32, in which masks are written; what is finite and less is no logprob
 
@@ -33,6 +34,7 @@ class Rollout:
 
     id          different in each rollout of a file; where it stands in the file ("line 3") if it has none
     sampling    how the answer was sampled: the fields of SAMPLING; all others have their defaults
+    has_temperature  whether the file states one: else it is the one that fits
     is_sampled  () at construction stands for all
     routes, trainer_routes  [positions][layers][experts] for prompt and answer but the answer's last token, as
                 judging/routes.py has them
@@ -47,6 +49,7 @@ class Rollout:
     sampler_logprobs: tuple[float, ...] | None = None
     trainer_logprobs: tuple[float, ...] | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    has_temperature: bool = False
     logprobs_mode: str = "auto"
     trainer_logprobs_mode: str = "auto"
     is_sampled: tuple[bool, ...] = ()
@@ -69,11 +72,14 @@ class Rollout:
 
 
 # Of a line in the schema's form. `metadata` may hold anything and is not read.
-FIELDS = (*(f.name for f in fields(Rollout) if f.name != "sampling"), *SAMPLING, "metadata")
+OURS = ("sampling", "has_temperature")
+FIELDS = (*(f.name for f in fields(Rollout) if f.name not in OURS), *SAMPLING, "metadata")
 
 
 def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
-    """A line in the schema's form, checked against the model. RequestError names field, value and what was expected."""
+    """A line in the schema's form, checked against the model. RequestError names field, value and what was expected;
+    ImpossibleValueError, a kind of it, is of a number that no side can have computed.
+    """
     require_known(raw)
     prompt, answer = (ids_in(raw, name, config.vocab_size) for name in ("prompt_token_ids", "token_ids"))
     count, most = len(prompt) + len(answer), config.max_position_embeddings
@@ -96,6 +102,7 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
         answer,
         **sides,
         sampling=from_json({name: raw[name] for name in SAMPLING if raw.get(name) is not None}),
+        has_temperature=raw.get("temperature") is not None,
         logprobs_mode=mode_in(raw, "logprobs_mode"),
         trainer_logprobs_mode=mode_in(raw, "trainer_logprobs_mode"),
         is_sampled=is_sampled,
@@ -154,15 +161,17 @@ def logprobs_in(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...])
         return None
     values = [*listed(raw, name, "a list of numbers", len(is_sampled))]
     for index, value in enumerate(values):
-        number = 0.0 if not is_sampled[index] else -math.inf if value == "-Infinity" else value  # pydantic's spelling
-        if type(number) not in (int, float) or not (abs(number) <= -LEAST_LOGPROB or number == -math.inf):
+        number = 0.0 if not is_sampled[index] else float(value) if value in PYDANTIC else value
+        is_number = type(number) in (int, float)
+        if not is_number or not (abs(number) <= -LEAST_LOGPROB or number == -math.inf):
             expected = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
-            raise RequestError(f"{name}[{index}] {show_json(value)}: {expected}")
+            kind = ImpossibleValueError if is_number else RequestError
+            raise kind(f"{name}[{index}] {show_json(value)}: {expected}")
         values[index] = float(number)
     for index, value in enumerate(values):
         if value > ROUNDING:
             why = why_positive([value for value, drawn in zip(values, is_sampled, strict=True) if drawn])
-            raise RequestError(f"{name}[{index}] {value}: expected at most 0{why}")
+            raise ImpossibleValueError(f"{name}[{index}] {value}: expected at most 0{why}")
     return tuple(values)
 
 

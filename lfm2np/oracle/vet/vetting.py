@@ -178,7 +178,10 @@ def report_of(results: Sequence[Standing], seen: Likelihoods, alpha: float, left
             f"at most {alpha:g} (Ville's inequality)",
         },
         next_steps=[next_step(decision, results, count)] if decision.verdict == "UNDECIDED" else [],
-        not_tested=[f"{number} answers left out: {why}" for why, number in left_out.most_common()],
+        not_tested=[
+            *(f"{number} answers left out: {why}" for why, number in left_out.most_common()),
+            *(["checkpoints off the list: one near a candidate passes for it"] if decision.accepted else []),
+        ],
         sections=[Section("Hypotheses", [Table("", header, rows, range(len(header)), len(rows))])],
         figures={
             "accepted": decision.left[0].hypothesis.name if decision.accepted else None,
@@ -200,7 +203,7 @@ def because(decision: Decision, claim: str, alpha: float) -> str:
         return f"not rejected: {names}"
     if decision.accepted:
         others = "" if decision.verdict == "ACCEPTED" else f", not {claim}"
-        words = f"it is {decision.left[0].hypothesis.name}{others}"
+        words = f"of the candidates it is {decision.left[0].hypothesis.name}{others}"
     else:
         words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
     return f"{words} (error at most {alpha:g})"

@@ -42,19 +42,20 @@ def right(scored, tmp_path_factory):
 
 
 @pytest.mark.rounding
-def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tmp_path):
+def test_right_rollouts_exit_with_2_where_some_are_left_out(right, capsys, tmp_path):
     page = tmp_path / "page.html"
-    assert main(["rollouts", str(right), "--json", "--html", str(page), "--save", str(tmp_path / "kept.jsonl")]) == 0
+    assert main(["rollouts", str(right), "--json", "--html", str(page), "--save", str(tmp_path / "kept.jsonl")]) == 2
     report = json.loads(capsys.readouterr().out)
     figures = report["figures"]
     Draft202012Validator(SCHEMA).validate(report)
-    assert report["verdict"] == "EXACT" and figures["rollouts"] == 2
+    assert report["verdict"] == "INCONCLUSIVE" and figures["rollouts"] == 2
+    assert [side["verdict"] for side in figures["sides"].values()] == ["EXACT", "INCONCLUSIVE"]
     assert figures["left_out"][0]["count"] == 1
     assert "right.jsonl, line 3" in figures["left_out"][0]["first"]
     assert any("right.jsonl, line 3" in words for words in report["not_tested"])
     assert figures["scoring"]["tokens"] > 0
     assert "Sampler and trainer" in page.read_text(encoding="utf-8")
-    assert main(["rollouts", str(right), "--json", "--save", str(tmp_path / "kept.jsonl")]) == 0
+    assert main(["rollouts", str(right), "--json", "--save", str(tmp_path / "kept.jsonl")]) == 2
     again = json.loads(capsys.readouterr().out)["figures"]
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]
@@ -83,5 +84,5 @@ def test_a_temperature_that_is_not_stated_has_one_verdict_everywhere(trainer, ve
 
 @pytest.mark.rounding
 def test_a_sample_says_that_it_is_one(right, capsys):
-    assert main(["rollouts", str(right), "--sample", "1"]) == 0
+    assert main(["rollouts", str(right), "--sample", "1"]) == 2
     assert "1 rollout (a sample of 2)" in capsys.readouterr().out

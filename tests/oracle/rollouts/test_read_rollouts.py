@@ -158,11 +158,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+NOT_NUMBERS = ("NaN", "NaN in a string", "infinity", "huge", "beyond float32", "one beyond float32")
+IMPOSSIBLE = (*NOT_NUMBERS, "positive", "probabilities", "without sign")  # for any side
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_bad_line_is_left_out_and_named(name: str, model: Model) -> None:
     change, words = WRONG[name]
     (left,) = left_of(model, {**GOOD, **change}, {**GOOD, **change, "id": change.get("id", "another")})
     assert left.count == 2 and words.startswith(left.kind)
+    assert left.is_impossible == (name in IMPOSSIBLE)
     assert left.first.startswith(f"f.jsonl, line 2: {words}"), left.first
     assert "\n" not in left.first
 

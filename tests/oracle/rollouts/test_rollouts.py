@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
+from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.sampling import choice
 from lfm2np.engine.sampling.params import PROFILES, SamplingParams
@@ -20,15 +21,16 @@ from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.report.report import OPEN
+from lfm2np.oracle.report.report import OPEN, WRONG
 from lfm2np.oracle.rollouts import variants
 from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, scores_of, views_from
 from lfm2np.oracle.rollouts.hypotheses import packed_before, route_hypotheses, seen_hypotheses
 from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
-from lfm2np.oracle.rollouts.reading import read_rollouts
+from lfm2np.oracle.rollouts.reading import Left, read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.views import processed, viewed
+from lfm2np.oracle.rollouts.where import in_words
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
@@ -158,6 +160,10 @@ MISTAKES = {
     "log-probabilities shifted by one position (of the token after)": lambda values: (*values[1:], values[0]),
     "a constant offset (-0.25 nats)": lambda values: tuple(value - 0.25 for value in values),
     "another base of the logarithm (2)": lambda values: tuple(value / np.log(2.0) for value in values),
+    "reported values are rounded (to bfloat16)": lambda values: tuple(
+        round_to_bfloat16(np.array(values, np.float32)).tolist()
+    ),
+    "reported values are rounded (to 2 decimals)": lambda values: tuple(round(value, 2) for value in values),
 }
 
 
@@ -171,17 +177,76 @@ def test_a_mistake_in_what_was_written_down_is_named(name, exact_rollouts, model
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("stated", [0.7, 1.0])
+@pytest.mark.parametrize("stated", [0.7, 1.0, None])
 def test_a_temperature_is_fitted_as_a_number(stated, exact_rollouts, model):
     """On both sides: other than the stated one, or one that the file does not say."""
-    sampling = SamplingParams(temperature=stated)
-    rollouts = exact(model, [replace(each, sampling=sampling) for each in exact_rollouts], "tempered at 0.653")
+    said = {"sampling": SamplingParams(temperature=stated or 1.0), "has_temperature": stated is not None}
+    rollouts = exact(model, [replace(each, **said) for each in exact_rollouts], "tempered at 0.653")
     judged = judge_rollouts(model, rollouts, Options({"sampler": "float32", "trainer": "float32"}, cause_tokens=70))
     report = report_of(judged, model.sha256)
-    assert report.verdict == ("EXACT" if stated == 1.0 else "BUG")
+    assert report.verdict == ("EXACT" if stated is None else "BUG")
     words = "at temperature 0.653, which the file does not say"
-    words = words if stated == 1.0 else "a temperature of 0.653 other than the stated one"
+    words = words if stated is None else "a temperature of 0.653 other than the stated one"
     assert [finding.words.partition(": ")[2] for finding in report.findings] == [words, words]
+
+
+@pytest.mark.rounding
+def test_a_few_tokens_fit_no_temperature(exact_rollouts, model):
+    """Any two numbers are those of some temperature."""
+    short = replace(exact_rollouts[0], token_ids=exact_rollouts[0].token_ids[:2], is_sampled=(True, True))
+    hot = exact(model, [replace(short, sampler_logprobs=None, trainer_logprobs=None)], "tempered at 0.653")
+    assert judge_rollouts(model, hot, FEW).sides["sampler"].verdict is Verdict.BUG
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(
+    ("is_impossible", "verdict", "code", "words"),
+    [(True, "BUG", WRONG, "impossible values in 2 sequences, first f, line 3"), (False, "INCONCLUSIVE", OPEN, "2 seq")],
+)
+def test_a_file_is_not_right_where_sequences_are_left_out(is_impossible, verdict, code, words, exact_rollouts, model):
+    left = [Left("trainer_logprobs", 2, "f, line 3", is_impossible)]
+    report = report_of(judge_rollouts(model, exact_rollouts[:1], FEW), model.sha256, left)
+    assert (report.verdict, report.exit_code) == (verdict, code)
+    assert report.findings[0].words.startswith(words)
+
+
+def places(*wrong):
+    """Off at these tokens of the answers, which are all the same: [sequence][token]."""
+    return {(sequence, token) for sequence, tokens in enumerate(wrong) for token in tokens}
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (places((), (3, 5)), "wrong in 1 of 3 sequences: 1"),
+        (places((0,), (0,), (0,)), ""),
+        (places((7,), (7, 11), (3, 11)), "wrong only where the token is 9"),
+        (
+            places((1, 5, 9), (1, 5, 9), (5, 9)),
+            "wrong only at every 4th token of an answer, from its token 1 on, counted from 0",
+        ),
+    ],
+)
+def test_what_wrong_positions_have_in_common_is_said(wrong, words, exact_rollouts, model):
+    """Every fourth token is a 9, at which three are right."""
+    ids = [9 if index % 4 == 3 else index for index in range(12)]
+    right = exact(model, [replace(each, token_ids=tuple(ids)) for each in exact_rollouts], "raw")
+    off = [
+        replace(
+            each,
+            trainer_logprobs=tuple(
+                value - ((sequence, token) in wrong) * (1.0 + 0.1 * token + sequence)
+                for token, value in enumerate(each.trainer_logprobs)
+            ),
+        )
+        for sequence, each in enumerate(right)
+    ]
+    judged = judge_rollouts(model, off, Options(dict.fromkeys(("sampler", "trainer"), "float32"), cause_tokens=64))
+    side = judged.sides["trainer"]
+    assert in_words(judged.scores, side.fit, side.reported) == words
+    worst = figures_of(judged)["sides"]["trainer"]["worst_positions"]
+    assert {(int(each["id"]), each["position"]) for each in worst} == wrong
 
 
 @pytest.mark.rounding
