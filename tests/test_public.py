@@ -51,7 +51,7 @@ def test_a_wrong_engine_is_called_wrong():
         (wrong, {"cases": "seeds"}, "cases 'seeds': expected a list"),
         (wrong, {"format": "fp8"}, "format 'fp8': expected one of float32"),
         (wrong, {"seed": "a"}, "seed 'a': expected a whole number"),
-        (wrong, {"at_once": 0}, "at_once 0: expected a whole number"),
+        (wrong, {"max_num_seqs": 0}, "max_num_seqs 0: expected a whole number"),
     ],
 )
 def test_what_can_not_be_checked_is_one_line(engine, options, words):

@@ -26,7 +26,7 @@ def check(
     model: Model | str | Path | None = None,
     *,
     format: str = "float32",
-    at_once: int | None = None,
+    max_num_seqs: int | None = None,
     seed: int = 0,
     cases: Sequence[str] | None = None,
     name: str | None = None,
@@ -45,7 +45,7 @@ def check(
     format_named(format)
     if cases is not None and (isinstance(cases, str) or not set(cases) <= set(CASES)):
         raise RequestError(f"cases {show(cases)}: expected a list of some of {', '.join(CASES)}")
-    most = None if at_once is None else require_count("at_once", at_once, 1, None)
+    most = None if max_num_seqs is None else require_count("max_num_seqs", max_num_seqs, 1, None)
     first = require_count("seed", seed, 0, None)
     oracle = exact_model(model)
     target = (

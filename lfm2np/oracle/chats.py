@@ -1,4 +1,5 @@
-"""`check URL --chat`: a server's chats, whole and streamed, against the checkpoint's template and the reference parser.
+"""`check URL --cases chats`: a server's chats, whole and streamed, against the checkpoint's template and the reference
+parser.
 
 A prompt is compared by its number of tokens, and by its ids where the server gives them. What a client gets of a reply
 is compared with the parse of the tokens that the server generated; where it gives none, with that of the reference's
@@ -33,6 +34,7 @@ from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Repor
 from lfm2np.values import Progress, show
 
 Fields = dict[str, Any]
+CASE = "chats"  # of --cases
 CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="utf-8"))
 MAX_TOKENS = 64
 KINDS = ("tools", "streams")  # without an answer of each there is no verdict
@@ -203,7 +205,7 @@ class Chats:
         has_ids = bool(ids) and read.get("new_tokens") in (None, len(ids), len(ids) + 1)  # perhaps without the last
         self.sources.add("replies by their own ids" if has_ids else "replies by the reference's")
         if has_ids and is_prompt_right and any(each.is_wrong for each in chat.positions(ids)):
-            words = "reply: other tokens than the model's (without --chat: why)"
+            words = "reply: other tokens than the model's (without --cases chats: why)"
             self._report("tokens", words, expected=chat.reference[0], got=ids)
         reply, is_sure = (ids, True) if has_ids else chat.reference
         expected, reason = chat.parsed(reply)

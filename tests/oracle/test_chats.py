@@ -1,4 +1,4 @@
-"""`check --chat`: a right server is right, and each planted fault is named, on the fixture that calls tools."""
+"""`check --cases chats`: a right server is right, and each planted fault is named, on the fixture that calls tools."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lfm2np.oracle.engines.http_client import HttpClient, TimedOut
 
 pytestmark = pytest.mark.rounding  # formats are emulated
 FIXTURE = chat_fixture()
+CHATS = ("--cases", "chats")
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -37,7 +38,7 @@ def checked(served: Served, capsys: pytest.CaptureFixture[str], *names: str, cod
     with pytest.MonkeyPatch.context() as patch:
         chosen = [case for case in every if case["name"] in names] or every
         patch.setattr(chats, "CASES", {**chats.CASES, "chats": chosen})
-        words = ["check", f"http://127.0.0.1:{served.port}", "--chat", "--model", str(FIXTURE), "--json"]
+        words = ["check", f"http://127.0.0.1:{served.port}", *CHATS, "--model", str(FIXTURE), "--json"]
         assert main(words) == code
     return dict(json.loads(capsys.readouterr().out))
 
@@ -338,15 +339,15 @@ def test_a_server_that_hangs_is_asked_once(
 
     whole = HttpClient.post
     monkeypatch.setattr(HttpClient, "post", post)
-    assert main(["check", f"http://127.0.0.1:{served.port}", "--chat", "--model", str(FIXTURE)]) == 3
+    assert main(["check", f"http://127.0.0.1:{served.port}", *CHATS, "--model", str(FIXTURE)]) == 3
     assert "plain: no complete answer within 120 s" in capsys.readouterr().err
     assert len(asked) == 1
 
 
 def test_it_needs_a_server_and_says_which_options_it_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "http://127.0.0.1:9", "--chat", "--model", str(FIXTURE)]) == 3
-    assert main(["check", "exec:cat", "--chat", "--model", str(FIXTURE)]) == 3
-    assert main(["check", "http://127.0.0.1:9", "--chat"]) == 3
+    assert main(["check", "http://127.0.0.1:9", *CHATS, "--model", str(FIXTURE)]) == 3
+    assert main(["check", "exec:cat", *CHATS, "--model", str(FIXTURE)]) == 3
+    assert main(["check", "http://127.0.0.1:9", *CHATS]) == 3
     assert "--model" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["check", "http://127.0.0.1:9", "--chat", "--model", str(FIXTURE), "--first"]) == 3
+    assert main(["check", "http://127.0.0.1:9", *CHATS, "--model", str(FIXTURE), "--first"]) == 3
     assert "--first" in capsys.readouterr().err.splitlines()[-1]

@@ -121,7 +121,7 @@ def test_check_and_vectors_run_there_too(client: Client, model: Model) -> None:
     assert verify(model, read_set(packaged_set()), executor=executor) == []
 
 
-# --- --dask ADDRESS
+# --- --workers ADDRESS
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
             os.kill(killed[0], signal.SIGKILL)
 
         after_the_first_result(monkeypatch, kill)
-        code, printed, _ = score(capsys, *options, "--dask", address, "--save", str(results))
+        code, printed, _ = score(capsys, *options, "--workers", address, "--save", str(results))
         assert code == 0 and printed == score(capsys, *options)[1]
         assert killed[0] not in workers(client)
-        merge = ["score", "--merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
-        assert main([*merge, address]) == 0
+        merge = ["score", "--merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5"]
+        assert main([*merge, "--workers", address]) == 0
     assert capsys.readouterr().out.endswith("60 items from 1 files; 5 computed again\n")
 
 
@@ -183,11 +183,11 @@ def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
         scheduler = str(tmp_path / "scheduler.json")
         Path(scheduler).write_text(json.dumps({"address": cluster.scheduler_address}))
         after_the_first_result(monkeypatch, lambda: cluster.scale(0))
-        code, _, message = score(capsys, *options, "--dask", scheduler)
+        code, _, message = score(capsys, *options, "--workers", scheduler)
         assert code == 1 and "had no worker for 1 seconds; with --save FILE, the same command resumes" in message
         kept = results.read_bytes().count(b"\n")
         assert 0 < kept < len(SEQUENCES)
-        code, _, message = score(capsys, *options, "--dask", scheduler)
+        code, _, message = score(capsys, *options, "--workers", scheduler)
         assert code == 1 and "no worker within 1 seconds" in message
     code, printed, _ = score(capsys, *options)
     assert code == 0 and printed == score(capsys, "--requests", requests)[1]
@@ -198,18 +198,18 @@ def test_an_address_where_no_scheduler_answers_is_one_line(
 ) -> None:
     monkeypatch.setattr(work, "CONNECTING", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        addresses = [f"127.0.0.1:{mute.getsockname()[1]}", "tcp://127.0.0.1:1", "http://h:1", "here", "missing.json"]
+        addresses = [f"tcp://127.0.0.1:{mute.getsockname()[1]}", "tcp://127.0.0.1:1", "http://h:1", "missing.json"]
         for address in addresses:
-            code, _, message = score(capsys, "--requests", requests, "--dask", address)
+            code, _, message = score(capsys, "--requests", requests, "--workers", address)
             assert code == 2
-            assert message.splitlines()[-1].startswith(f"lfm2np: RequestError: --dask {address}: no Dask scheduler")
+            assert message.splitlines()[-1].startswith(f"lfm2np: RequestError: --workers {address}: no Dask scheduler")
 
 
 def test_a_worker_that_cannot_compute_is_named_before_any_work(
     client: Client, requests: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> str:
-        code, _, message = score(capsys, "--requests", requests, "--dask", client.scheduler.address)
+        code, _, message = score(capsys, "--requests", requests, "--workers", client.scheduler.address)
         assert code == 1
         return message.splitlines()[-1]
 
@@ -223,7 +223,7 @@ def test_a_worker_that_cannot_compute_is_named_before_any_work(
     with monkeypatch.context() as patched:
         patched.setattr(lfm2np, "__version__", "9.9")
         assert refused().endswith(f"lfm2np {VERSION}, expected 9.9, as where the command runs")
-        check = ["check", "lfm2np.suite.adapters:own", "--dask", client.scheduler.address]
+        check = ["check", "lfm2np.suite.adapters:own", "--workers", client.scheduler.address]
         assert main(check) == 3  # 1 would say that the engine is wrong
     client.run(lambda: sys.modules.update(lfm2np=None))  # type: ignore[call-overload]
     try:

@@ -20,24 +20,15 @@ from lfm2np.commands.cli.shared.parser import (
     refuse_unused,
     require_at_least,
     require_times,
-    to_write,
 )
 from lfm2np.commands.cli.shared.prompts import load_model
-from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, show_report
+from lfm2np.commands.cli.shared.terminal import add_report, progress_bar, progress_bars, show_report
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
 from lfm2np.oracle import chats
-from lfm2np.oracle.check import (
-    SCORING,
-    Checked,
-    as_far_as_needed,
-    judged,
-    needs_repeats,
-    repeated,
-    until_wrong,
-)
+from lfm2np.oracle.check import SCORING, Checked, as_far_as_needed, judged, needs_repeats, repeated, until_wrong
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
@@ -60,19 +51,13 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check answers.jsonl --model DIR
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 OF_FILE = "not with a file of answers as TARGET"
-OF_CHATS = "not with --chat"
+OF_CHATS = f"not with --cases {chats.CASE}"
 UNUSED = {  # options that a mode does not use
-    against.WITH: (
-        *against.NEED_TRUTH,
-        *("cases", "at_once", "save", "locate", "first", "constants"),
-    ),
-    against.WITHOUT: (
-        *against.NEED_AGAINST,
-        *("relations", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
-    ),
-    OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout"),
+    against.WITH: (*against.NEED_TRUTH, "locate", "first", "constants"),
+    against.WITHOUT: (*against.NEED_AGAINST, "minutes", "block_size", "max_num_batched_tokens"),
+    OF_FILE: ("max_num_seqs", "cases", "max_model_len", "seed", "timeout"),
     against.LOCAL: against.NEED_SERVER,
-    OF_CHATS: ("against", "at_once", "cases", "constants", "first", "locate", "max_model_len", "save", "seed"),
+    OF_CHATS: ("max_num_seqs", "constants", "first", "locate", "max_model_len", "save", "seed"),
 }
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
@@ -82,36 +67,36 @@ def run(arguments: argparse.Namespace) -> None:
 
     TargetError (3) for an engine that can't be run.
     """
-    is_file = is_a_file(arguments.target) and arguments.against is None
-    others = [OF_FILE] * is_file + [OF_CHATS] * arguments.chat
+    is_against, is_chat = arguments.against is not None, arguments.cases == chats.CASE
+    others = [] if is_against else [OF_FILE] * is_a_file(arguments.target) + [OF_CHATS] * is_chat
     refuse_unused(arguments, *against.modes(arguments), *others)
-    if arguments.against is not None:
+    if is_against:
         check_against.run(arguments)
         return
+    cases = None if is_chat else check_against.names_of(arguments)
     recorder = recorder_of(arguments)
-    require_at_least(arguments, at_once=1)
+    require_at_least(arguments, max_num_seqs=1)
     require_times(arguments, "timeout")
     require_count("--seed", arguments.seed, 0, 2**63)
-    if arguments.chat and arguments.model is None:
-        raise RequestError("--chat: expected --model, the checkpoint that the server has, with its chat template")
+    if is_chat and arguments.model is None:
+        raise RequestError(f"--cases {chats.CASE}: expected --model, what the server has, with its chat template")
     model = load_model(arguments)
-    if arguments.chat:
+    if is_chat:
         with contextlib.closing(target_of(arguments, model)) as target, progress_bar("chats") as shown:
             assert isinstance(target, HttpTarget)  # as `target_of` makes it for chats
             taken = format_options.format_of(arguments, target.probe().engine)
             report = chats.report_of(chats.Chats(model, target, taken.name, shown), taken.name)
         show_report(arguments, report)
         return
-    result, known = checked(arguments, model)
+    result, known = checked(arguments, model, cases)
     if recorder is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder, model, known)
     report = report_of(result, arguments.target)
     show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
 
 
-def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known]:
+def checked(arguments: argparse.Namespace, model: Model, cases: list[str] | None) -> tuple[Checked, Known]:
     """The result, and what was computed for it."""
-    cases = None if arguments.cases is None else known_cases(arguments.cases)
     saved = None if arguments.save is None else LineFile(arguments.save)
     with work.place_of(arguments, model, saved) as place, progress_bars(SCORING) as shown:
         known = Known(place=place)
@@ -125,7 +110,7 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
             on = until_wrong(model, taken.name, known) if arguments.first else always
             longest = arguments.max_model_len
             collected = send_all(
-                model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest
+                model, target, arguments.max_num_seqs, arguments.seed, cases, transcript, shown, on, longest
             )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
@@ -214,20 +199,13 @@ def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown
     return replace(result, why_format=taken.why, left=len(pairs) - len(needed))
 
 
-def known_cases(names: str) -> list[str]:
-    chosen = names.split(",")
-    for name in chosen:
-        if name not in CASES:
-            raise RequestError(f"--cases {name!r}: expected some of {', '.join(CASES)}")
-    return chosen
-
-
 def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     """The adapter for a TARGET; RequestError for one of no known form."""
     text, computed_in = arguments.target, format_options.computed_in(arguments)
     vocab_size, tokenizer = model.config.vocab_size, model.tokenizer_or_none
-    named = (arguments.name, arguments.at_once, arguments.timeout)
-    return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named, chat=arguments.chat)
+    named = (arguments.name, arguments.max_num_seqs, arguments.timeout)
+    is_chat = arguments.cases == chats.CASE
+    return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named, chat=is_chat)
 
 
 def add_check(commands: Commands) -> None:
@@ -236,12 +214,11 @@ def add_check(commands: Commands) -> None:
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
     format_options.add_options(parser)
-    most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
-    add(parser, "--at-once N", f"most requests in flight together {most}")
-    few = f"some of {', '.join(CASES)} (all but {LONG})"
-    add(parser, "--cases NAMES", few)
-    longest = f"most tokens of a request with its response, of {LONG} or --against"
-    add(parser, "--max-model-len N", longest, type=int)
+    alone = f"{chats.CASE} of a server (docs/engine/19-chats.md); with --against some of {', '.join(NAMES)} (all)"
+    add(parser, "--cases NAMES", f"some of {', '.join(CASES)} (all but {LONG}), or {alone}")
+    most = f"as it reports, at most {MOST_AT_ONCE}, else {AT_ONCE}; with --against {SLOTS}"
+    add(parser, "--max-num-seqs N", f"requests that the engine runs at once: so many are sent together ({most})")
+    add(parser, "--max-model-len N", f"most tokens of a request with its response, of {LONG} or --against")
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
@@ -250,18 +227,12 @@ def add_check(commands: Commands) -> None:
         f"a server or process, print how to) or in TARGET: {FORMS}"
     )
     add(parser, "--locate TARGET", locate_help, nargs="?", const="")
-    add(parser, "--chat", "check a server's chats and tool calls instead (docs/engine/19-chats.md)")
     add(parser, "--first", "stop at the first response that is certainly wrong")
     add(parser, "--constants", "look for wrong constants that rounding hides, however long it takes")
     work.add_options(parser)
+    add_report(parser, "; with --against also FILE-findings: a folder for each broken relation, as of fuzz")
     group = against.add_options(parser)
-    add(group, "--relations NAMES", f"some of {', '.join(NAMES)} (all)")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
-    add(group, "--out DIR", "write the trace of each broken relation into a folder, as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
-    chunk = f"most tokens in a step of the engine ({CHUNK})"
-    add(group, "--max-num-batched-tokens N", chunk)
-    add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
-    add(parser, "--html FILE", "write an HTML report", type=to_write)
-    add(parser, "--junit FILE", "write a JUnit XML report", type=to_write)
+    add(group, "--max-num-batched-tokens N", f"most tokens in a step of the engine ({CHUNK})")
     add_modes(parser, UNUSED)

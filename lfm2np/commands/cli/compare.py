@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command
 from lfm2np.commands.cli.shared.prompts import add_weights_option
 from lfm2np.commands.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
-from lfm2np.commands.cli.shared.terminal import progress_bar, read_file, show_report
+from lfm2np.commands.cli.shared.terminal import add_report, progress_bar, read_file, show_report
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.work.place import Place, Source
 from lfm2np.errors import NumericsError, RequestError
@@ -22,7 +22,7 @@ from lfm2np.oracle.report.report import plural
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
   lfm2np compare LFM2-350M LFM2-350M-Q8_0.gguf LFM2-350M-Q4_0.gguf --requests requests.jsonl
-  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --workers 2 --save compared.jsonl --html report.html"""
+  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --workers 2 --save compared.jsonl --report report.html"""
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
@@ -90,4 +90,4 @@ def add_compare(commands: Commands) -> None:
     add(parser, "--window N", f"tokens in a window of the text (the context, at most {MOST_WINDOW})")
     add_weights_option(parser)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report", type=to_write)
+    add_report(parser)

@@ -59,13 +59,12 @@ def add_fuzz(commands: Commands) -> None:
     add(parser, "--examples N", f"generate N traces ({EXAMPLES}, without --minutes)")
     add(parser, "--seed N", "seed of the generated traces (0)", default=0)
     add(parser, "--findings N", "stop after N findings (1)", default=1)
-    add(parser, "--out DIR", "folder for findings (lfm2np-findings)", default="lfm2np-findings")
+    add(parser, "-o --output DIR", "folder for findings (lfm2np-findings)", default="lfm2np-findings")
     replay = f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing"
     add(parser, "--replay FILE", replay, action="append")
     add(parser, "--shrink-minutes N", "time for shrinking a finding (5)", type=float, default=5.0)
     add(parser, "--block-size N", f"tokens in a cache block of the engine (as it reports, else {BLOCK})")
-    tokens = f"most tokens in a step of the engine (as it reports, else {CHUNK})"
-    add(parser, "--max-num-batched-tokens N", tokens)
+    add(parser, "--max-num-batched-tokens N", f"most tokens in a step of the engine (as it reports, else {CHUNK})")
     add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--max-model-len N", "most tokens of a request (as the engine reports, else the model's)")
     add(

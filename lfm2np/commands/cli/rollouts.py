@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command
 from lfm2np.commands.cli.shared.prompts import load_model
-from lfm2np.commands.cli.shared.terminal import progress_bars, show_report
+from lfm2np.commands.cli.shared.terminal import add_report, progress_bars, show_report
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.sampling.params import from_json
 from lfm2np.errors import RequestError
@@ -24,7 +24,7 @@ from lfm2np.oracle.rollouts.rollout import SAMPLING
 from lfm2np.values import require_count
 
 EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
-  lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --html report.html
+  lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --report r.html
   lfm2np rollouts verl.jsonl --sampling temperature=0.7 --model LFM2-350M --sample 200 --workers 2"""
 
 
@@ -84,11 +84,10 @@ def add_rollouts(commands: Commands) -> None:
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
         add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
-    sampling_help = 'how sequences were sampled that do not say it, such as "temperature=0.7 top_p=0.9"'
-    add(parser, "--sampling TEXT", sampling_help)
+    add(parser, "--sampling TEXT", 'how sequences were sampled that do not say it, such as "temperature=0.7 top_p=0.9"')
     add(parser, "--previous DIR", "checkpoint of the step before, to look for stale weights, layer by layer")
     add(parser, "--chunks N,N", "sizes of chunks to try, beside powers of two, where state may be lost")
     add(parser, "--sample N", "judge N sequences, drawn with the seed")
     add(parser, "--seed N", "seed of what is drawn (0)", default=0)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report", type=to_write)
+    add_report(parser)

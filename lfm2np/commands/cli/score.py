@@ -34,7 +34,7 @@ from lfm2np.system import write_whole
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --save results.jsonl --json
-  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --save results.jsonl
+  lfm2np score --requests requests.jsonl --workers tcp://scheduler:8786 --save results.jsonl
   lfm2np score --merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5"""
 
 WITH_MERGE = "goes with --merge"
@@ -141,8 +141,8 @@ def run_score(arguments: argparse.Namespace) -> None:
         return
     refuse_unused(arguments, WITH_MERGE)
     has_completion = arguments.completion is not None or arguments.completion_ids is not None
-    if arguments.requests is None and (arguments.workers or arguments.dask or arguments.save is not None):
-        raise RequestError("--workers, --dask and --save go with --requests")
+    if arguments.requests is None and (arguments.workers or arguments.save is not None):
+        raise RequestError("--workers and --save go with --requests")
     if arguments.requests is not None and (has_completion or arguments.system is not None):
         raise RequestError("--requests has prompts and completions in its lines")
     model = load_model(arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
-from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, show_report
+from lfm2np.commands.cli.shared.terminal import add_report, print_result, progress_bar, show_report
 from lfm2np.commands.simulate import sweep
 from lfm2np.commands.simulate.cost import KNOWN, preset, read_cost_model
 from lfm2np.commands.simulate.fit import fit, read_steps
@@ -21,11 +21,11 @@ from lfm2np.system import write_whole
 from lfm2np.values import require_count
 from scheduler import POLICIES
 
-EXAMPLE = """lfm2np simulate trace.jsonl --cost H100:LFM2-1.2B --policy waiting-served --html report.html
+EXAMPLE = """lfm2np simulate trace.jsonl --cost H100:LFM2-1.2B --policy waiting-served --report report.html
   lfm2np simulate poisson:prompt=512,output=128 --rate 4
   lfm2np simulate trace.csv --capacity ttft_p99=1                     # requests a second that each policy takes
-  lfm2np simulate trace.csv --sweep rate=2:32 --sweep policy=fcfs,static --target ttft_p99=2 --html sweep.html
-  lfm2np simulate --fit steps.csv --out cost.json                     # measured steps of any engine"""
+  lfm2np simulate trace.csv --sweep rate=2:32 --sweep policy=fcfs,static --target ttft_p99=2 --report sweep.html
+  lfm2np simulate --fit steps.csv -o cost.json                        # measured steps of any engine"""
 DEFAULT_COST = "H100:LFM2-1.2B"
 MOST_WORKERS = 1024
 COMPARED = [policy for policy in POLICIES if policy != "priority"]  # which is fcfs without priorities in the trace
@@ -40,10 +40,10 @@ OF_SCHEDULER: dict[str, tuple[str, Any, str]] = {  # options: the letter of thei
 
 
 UNUSED = {  # options that a mode does not read
-    "fit": ("sweep", "capacity", "target", "svg"),
-    "capacity": ("target", "svg", "out"),
-    "sweep": ("out",),
-    "traffic": ("target", "svg", "out"),
+    "fit": ("sweep", "capacity", "target", "svg", "report"),
+    "capacity": ("target", "svg", "output"),
+    "sweep": ("output",),
+    "traffic": ("target", "svg", "output"),
 }
 
 
@@ -124,8 +124,8 @@ def on_workers(
 def run_fit(arguments: argparse.Namespace) -> None:
     source = Path(arguments.fit)
     model = fit(read_steps(source), source.stem, f"measured steps in {source.name}")
-    if arguments.out is not None:
-        model.write(arguments.out)
+    if arguments.output is not None:
+        model.write(arguments.output)
     (form,), errors = model.forms, model.errors
     lines = [f"{model.name}: {model.origin}"]
     lines += [f"{1e6 * s:>14.4g} us  {'for each step' if f == '1' else f'for each of {f}'}" for f, s in form.items()]
@@ -163,6 +163,5 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
     add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, or CSV")
-    add(group, "--out FILE", "where the cost model goes", type=to_write)
-    group = parser.add_argument_group("output")
-    add(group, "--html FILE", "write an HTML report", type=to_write)
+    add(group, "-o --output FILE", "where the cost model goes", type=to_write)
+    add_report(parser)

@@ -5,15 +5,8 @@ from __future__ import annotations
 import argparse
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import (
-    Commands,
-    add,
-    add_command,
-    require_at_least,
-    require_times,
-    to_write,
-)
-from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_at_least, require_times, to_write
+from lfm2np.commands.cli.shared.terminal import add_report, progress_bar, progress_bars, read_file, show_report
 from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vet.vetting import ALPHA, JUDGING, MAX_TOKENS, TOKENS, vetted
@@ -70,17 +63,12 @@ def add_vet(commands: Commands) -> None:
     add(parser, "--chat", "use /v1/chat/completions: the provider lays out the prompts")
     add(parser, "--questions FILE", "send these, one a line, instead of the open ones that come with it")
     add(parser, "--max-tokens N", f"tokens of a response ({MAX_TOKENS})", default=MAX_TOKENS)
-    add(
-        parser,
-        "--tokens N",
-        f"ends with the round in which so many tokens are judged ({TOKENS})",
-        default=TOKENS,
-    )
+    add(parser, "--tokens N", f"ends with the round in which so many tokens are judged ({TOKENS})", default=TOKENS)
     add(parser, "--alpha S", f"probability of rejecting what is true ({ALPHA:g})", default=ALPHA)
     add(parser, "--seed N", "seed of the questions' order (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--at-once N", "most requests in flight together (as the engine reports)", type=int)
     add(parser, "--save FILE", "save requests and responses by rounds, and go on with what FILE has", type=to_write)
-    work.add_executor_options(parser)
-    add(parser, "--html FILE", "write an HTML report", type=to_write)
+    work.add_workers(parser)
+    add_report(parser)

@@ -65,7 +65,7 @@ def table_lines(table: Table) -> list[str]:
         return []
     rows = [[visible(str(cell)) for cell in row] for row in table.rows[: table.shown]]
     left = len(table.rows) - len(rows)
-    more = [f"... {left} more: --json and --html have them"] if left else []
+    more = [f"... {left} more: --json and --report FILE.html have them"] if left else []
     return [*([visible(table.title)] if table.title else []), *aligned([table.header, *rows], table.words), *more]
 
 

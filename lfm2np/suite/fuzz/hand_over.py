@@ -157,9 +157,9 @@ def require_place(out: Path) -> None:
     """RequestError for a folder that can't be made, before hours are spent on its content."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise RequestError(f"--out {out}: {existing} is no folder")
+        raise RequestError(f"{out}: {existing} is no folder, expected a place for findings")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise RequestError(f"--out {out}: {existing} can't be written to")
+        raise RequestError(f"{out}: {existing} can't be written to")
 
 
 def as_record(failure: Failure, context: Context) -> dict[str, Any]:

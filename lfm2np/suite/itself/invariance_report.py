@@ -52,7 +52,7 @@ def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: S
         facts={**facts_of(asking), "relations": f"{holding} of {len(held)} hold"},
         next_steps=[
             *hint(asking),
-            *(out or (["--out DIR writes scripts that show what is broken"] if code == WRONG else [])),
+            *(out or (["--report FILE.html also writes scripts that show what is broken"] if code == WRONG else [])),
         ],
         not_tested=[
             *([f"{plural(late, 'relation')}, as time was over"] if late else []),

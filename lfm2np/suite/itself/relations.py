@@ -43,7 +43,7 @@ Build = Callable[[Sequence[Pair], Sizes], list[Trace]]
 class Relation:
     """One condition.
 
-    name      of --relations
+    name      of --cases, with --against
     sentence  what must hold
     needs     what the engine must take: of NEEDS
     measures  "batch": nothing but the batch differs, so it measures the spread; "other": sums are taken in another

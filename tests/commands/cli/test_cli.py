@@ -81,8 +81,8 @@ def test_every_help_text_has_an_example_and_exit_codes_and_fits_sixty_lines(monk
 def test_the_program_has_few_commands_and_options() -> None:
     """As many as a person can hold; a new option takes the place of another."""
     parsers = helps(build_parser())
-    options = {word for parser in parsers for action in parser._actions for word in action.option_strings[-1:]}
-    assert len(COMMANDS) <= 16 and len(options) <= 103, len(options)
+    options = {p.prog: {word for action in p._actions for word in action.option_strings[-1:]} for p in parsers}
+    assert len(COMMANDS) <= 16 and len(set().union(*options.values())) <= 98 and len(options["lfm2np check"]) <= 24
 
 
 def test_a_command_is_loaded_without_the_others() -> None:

@@ -43,8 +43,8 @@ def right(scored, tmp_path_factory):
 
 @pytest.mark.rounding
 def test_right_rollouts_exit_with_2_where_some_are_left_out(right, capsys, tmp_path):
-    page = tmp_path / "page.html"
-    assert main(["rollouts", str(right), "--json", "--html", str(page), "--save", str(tmp_path / "kept.jsonl")]) == 2
+    page, junit, kept = (str(tmp_path / name) for name in ("page.html", "junit.xml", "kept.jsonl"))
+    assert main(["rollouts", str(right), "--json", "--report", page, "--report", junit, "--save", kept]) == 2
     report = json.loads(capsys.readouterr().out)
     figures = report["figures"]
     Draft202012Validator(SCHEMA).validate(report)
@@ -54,8 +54,9 @@ def test_right_rollouts_exit_with_2_where_some_are_left_out(right, capsys, tmp_p
     assert "right.jsonl, line 3" in figures["left_out"][0]["first"]
     assert any("right.jsonl, line 3" in words for words in report["not_tested"])
     assert figures["scoring"]["tokens"] > 0
-    assert "Sampler and trainer" in page.read_text(encoding="utf-8")
-    assert main(["rollouts", str(right), "--json", "--save", str(tmp_path / "kept.jsonl")]) == 2
+    assert "Sampler and trainer" in Path(page).read_text(encoding="utf-8")
+    assert 'name="lfm2np rollouts" tests="1" failures="0"' in Path(junit).read_text(encoding="utf-8")
+    assert main(["rollouts", str(right), "--json", "--save", kept]) == 2
     again = json.loads(capsys.readouterr().out)["figures"]
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]

@@ -54,7 +54,7 @@ def test_a_cost_model_is_fitted_to_measured_steps_and_used(capsys: pytest.Captur
     steps, cost = tmp_path / "steps.csv", tmp_path / "cost.json"
     rows = [f"{n},{min(n, 4)},{100 + n * n},{0.002 + 0.0001 * n}" for n in range(1, 60)]
     steps.write_text("\n".join(["tokens,requests,context,seconds", *rows]))
-    text = ran(capsys, "--fit", str(steps), "--out", str(cost))
+    text = ran(capsys, "--fit", str(steps), "--output", str(cost))
     assert "of 59 steps, each predicted from others" in text
     assert "measured steps in steps.csv; off by 0 % a step" in ran(capsys, *SMALL, "--cost", str(cost))
 

@@ -33,7 +33,7 @@ def test_a_server_whose_texts_are_empty_is_fuzzed_without_them_and_told(
                     break
                 time.sleep(0.1)
             url = f"http://127.0.0.1:{port}"
-            assert main(["fuzz", url, "--examples", "2", "--out", str(tmp_path / "findings")]) == 0
+            assert main(["fuzz", url, "--examples", "2", "--output", str(tmp_path / "findings")]) == 0
         finally:
             process.kill()
     assert "texts are not judged" in capsys.readouterr().err

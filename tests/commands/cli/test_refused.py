@@ -101,22 +101,19 @@ REFUSED: list[tuple[str, int, str]] = [
     ("serve --port 0 --draft-sampling greedy", 2, "--draft-sampling goes with"),
     ("lab --no-browser --port 70000", 2, "--port 70000"),
     # options of score
-    *(
-        (f"score --prompt a {words}", 2, "--workers, --dask and --save go with --requests")
-        for words in ("--workers 2", "--save f", "--dask tcp://h:1")
-    ),
+    *((f"score --prompt a {words}", 2, "--workers and --save go with") for words in ("--workers 2", "--save f")),
     ("score --requests TWO --completion a", 2, "--requests has prompts and completions in its lines"),
     ("score --requests TWO --system a", 2, "--requests has prompts and completions in its lines"),
-    ("score --requests TWO --workers -1", 2, "--workers -1: expected a whole number, at least 0"),
+    *((f"score --requests TWO --workers {at}", 2, f"'{at}': expected a number") for at in ("-1", "1.5", "tcp:", "h:1")),
     ("score --requests TWO --save f --numerics float32", 2, "numerics float32, expected exact"),
-    ("score --requests TWO --dask tcp://h:1", 2, "needs the extra `dask`: pip install 'lfm2np[dask]'"),
-    ("score --requests TWO --dask tcp://h:1 --workers 2", 2, "not allowed with argument"),
+    ("score --requests TWO --workers tcp://h:1", 2, "needs the extra `dask`: pip install 'lfm2np[dask]'"),
     ("score --requests TWICE", 2, "two requests have one request_id: '1'"),
     ("score --requests EMPTY", 2, "no requests, expected one JSON object a line"),
     ("score --merge nowhere -o x --model MODEL", 2, "no such file"),
     ("score --merge EMPTY -o x --model MODEL", 2, "no results"),
     ("score --merge EMPTY -o x --completion-ids 1", 2, "--completion-ids: is not used by --merge"),
     # of the others
+    *((f"compare a b --report {each}", 2, ".html or .xml, each once") for each in ("r.htm", "r.xml --report ./r.xml")),
     ("rollouts missing.jsonl", 3, "missing.jsonl"),
     (f"{ROLLOUTS} --chunks a", 3, "--chunks 'a'"),
     (f"{ROLLOUTS} --sample 0", 3, "--sample 0"),
@@ -126,6 +123,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("draw missing.jsonl --terminal --model MODEL", 2, "--model goes with --demo"),
     ("simulate", 2, "expected a trace or --fit"),
     ("simulate trace.csv --fit steps.csv", 2, "expected a trace or --fit"),
+    ("simulate --fit steps.csv --report r.html", 2, "--report: does not go with --fit"),
     ("simulate nowhere.csv", 3, "nowhere.csv: can't be read"),
     ("simulate bad.jsonl", 3, "bad.jsonl:1: timestamp -1"),
     (SMALL.replace(" --rate 5", ""), 2, "expected --rate"),
@@ -135,8 +133,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"{SMALL} --workers -1", 2, "--workers -1: expected a whole number, 0 to 1024"),
     (f"{SMALL} --cost H100:GPT-5", 2, "GPU:MODEL"),
     (f"{SMALL} --target ttft_p99=1", 2, "--target"),
-    (f"{SMALL} --out x", 2, "--out"),
-    (f"{MANY} --out x", 2, "--out"),
+    *((f"{words} --output x", 2, "--output") for words in (SMALL, MANY)),
     (f"{SMALL} --sweep policy=fcfs,static --svg x", 2, "--sweep rate="),
     (f"{MANY} --capacity ttft_p99=1", 2, "--capacity finds the rate"),
     (f"{SMALL} --capacity ttft=1", 2, "ttft_p99=2"),
@@ -199,10 +196,9 @@ def test_a_file_of_no_or_equal_requests_is_refused(tmp_path, failure, content, n
 
 
 WRITTEN = {  # a command with what it needs, and its option for a file
-    *product(["check x:y"], ["--html", "--junit", "--save"]),
-    *product(["vet x.jsonl --candidate a=b", "compare a b"], ["--html", "--save"]),
-    *product(["simulate"], ["--svg", "--out", "--html"]),
-    *(("rollouts a", "--html"), ("score --merge a", "-o"), ("draw --demo", "-o"), ("vectors verify", "--save")),
+    *product(["check x:y", "vet x.jsonl --candidate a=b", "compare a b"], ["--report", "--save"]),
+    *product(["simulate"], ["--svg", "--output", "--report"]),
+    *(("rollouts a", "--report"), ("score --merge a", "-o"), ("draw --demo", "-o"), ("vectors verify", "--save")),
     *(("record lfm2np: --prompt-ids 1", "-o"), ("generate --prompt a", "--trace"), ("serve", "--trace")),
     *(("score --prompt a", "--save"), ("vectors make -o a", "--save"), ("fuzz x:y", "--save")),
 }
@@ -210,7 +206,7 @@ WRITTEN = {  # a command with what it needs, and its option for a file
 
 @pytest.mark.parametrize(("words", "option"), sorted(WRITTEN))
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, failure, words, option):
-    """Pinned: `check --junit .` said so behind the whole check."""
+    """Pinned: `check` said of a report in JUnit's form so behind the whole check."""
     for path, why in ((tmp_path, "a directory, expected a file"), (tmp_path / "no" / "file", "no such directory")):
         code, line = failure(*words.split(), option, str(path))
         assert code in (2, 3) and f"{path}: " in line and why in line

@@ -55,7 +55,7 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     (alone,) = figures(capsys, TRAINED, paths[1], "--requests", files / "r.jsonl")["quantised"]
     assert both["quantised"][1] == alone
     page = files / "page.html"
-    options = ["--requests", str(files / "r.jsonl"), "--html", str(page)]
+    options = ["--requests", str(files / "r.jsonl"), "--report", str(page)]
     assert main(["compare", str(TRAINED), *map(str, paths), *options]) == 0
     said = capsys.readouterr().out
     assert f"digest     {both['digest']}" in said and "4 requests (17 positions)" in said
@@ -68,10 +68,11 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
 
 def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, capsys: Any):
     """What shows only when it is written: after it is printed."""
-    words = (TRAINED, files / "trained-Q8_0.gguf", "--requests", files / "r.jsonl", "--html", "/dev/full")
+    (full := files / "full.html").symlink_to("/dev/full")
+    words = (TRAINED, files / "trained-Q8_0.gguf", "--requests", files / "r.jsonl", "--report", full)
     assert main(["compare", *map(str, words)]) == 2
     said = capsys.readouterr()
-    assert "digest     " in said.out and "/dev/full: can't be written: " in said.err
+    assert "digest     " in said.out and f"{full}: can't be written: " in said.err
 
 
 # --- where it is computed

@@ -182,14 +182,14 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
 def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[tuple[dict[str, Any], str]] = []  # of --json, and without it
     monkeypatch.setattr(terminal, "print_result", lambda arguments, fields, text: printed.append((fields, text)))
-    files = [part for name in ("html", "junit") for part in (f"--{name}", str(tmp_path / name))]
+    files = [part for ending in (".html", ".xml") for part in ("--report", str(tmp_path / f"r{ending}"))]
     assert main(["check", WRONG, "--cases", "short-prompts", "--locate", *files]) == 1
     ((fields, text),) = printed
     assert fields["figures"]["cause"]["finding"]["name"] == "model.layers.0.conv.state"
     where = "first wrong operation: layer 0, what the step found of the convolution"
-    for name in ("html", "junit"):
-        assert where in (tmp_path / name).read_text()
-    assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in (tmp_path / "html").read_text()
+    for ending in (".html", ".xml"):
+        assert where in (tmp_path / f"r{ending}").read_text()
+    assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in (tmp_path / "r.html").read_text()
     assert "\nwhere it goes wrong\nrecorded            " in text
     assert where in text.split("engine  ")[0]
 
@@ -217,7 +217,7 @@ class Recorded(Leaving):
 
 def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(capsys: Any) -> None:
     """Pinned: a request that is right alone was said to be wrong alone."""
-    command = ["check", "test_record:Recorded", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
+    command = ["check", "test_record:Recorded", "--cases", "short-prompts", "--max-num-seqs", "1", "--locate", "--json"]
     assert main(command) == 1
     report = json.loads(capsys.readouterr().out)
     cause = report["figures"]["cause"]
@@ -229,7 +229,7 @@ def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(capsys: 
 
 def test_of_an_engine_without_a_recorder_the_request_to_dump_is_named(capsys: Any) -> None:
     """Pinned: exit code 3."""
-    command = ["check", "test_record:Leaving", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
+    command = ["check", "test_record:Leaving", "--cases", "short-prompts", "--max-num-seqs", "1", "--locate", "--json"]
     assert main(command) == 1
     text = "\n".join(json.loads(capsys.readouterr().out)["figures"]["cause"]["lines"])
     assert "Leaving has no method record(" in text

@@ -101,7 +101,7 @@ def first_lines(output: str) -> list[str]:
 
 def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, capsys):
     page = tmp_path / "page.html"
-    assert run(BF16, *candidates, "--json", "--html", page) == 0
+    assert run(BF16, *candidates, "--json", "--report", page) == 0
     output = json.loads(capsys.readouterr().out)
     Draft202012Validator(SCHEMA).validate(output)
     assert (output["verdict"], output["figures"]["accepted"], output["exit_code"]) == ("ACCEPTED", "bf16", 0)

@@ -96,7 +96,7 @@ TOO_FAR = '{"requests": [{"prompt_token_ids": [300], "max_tokens": 1}]}'
         ([OWN, "--replay", "none.json"], "none.json"),
         ([OWN, "--replay", "far.json"], "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300"),
         (["failing_engine:make"], "TargetError: failing_engine:make: ValueError: no memory"),
-        ([OWN, "--out", "/dev/null/x"], "--out /dev/null/x: /dev/null is no folder"),
+        ([OWN, "--output", "/dev/null/x"], "/dev/null/x: /dev/null is no folder"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_3(
@@ -151,7 +151,7 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with served_process("--fault", "rotation-backwards") as url:
-        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        code, report = one_line(url, *SMALL, "--examples", "50", "--output", "found", capsys=capsys)
         assert code == 1 and set(report["figures"]) == KEYS
         (finding,) = report["findings"]
         row = finding["evidence"]
@@ -162,10 +162,10 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
         names = ["issue.md", "report.html", "reproduce.py", "trace.json"]
         assert sorted(path.name for path in directory.iterdir()) == names
         assert script(directory / "reproduce.py", url) == 1
-        again = ("--replay", str(directory / "trace.json"), "--out", "again")
+        again = ("--replay", str(directory / "trace.json"), "--output", "again")
         code, report = one_line(url, *SMALL, *again, capsys=capsys)
         assert (code, report["figures"]["traces"], report["findings"][0]["kind"]) == (1, 1, "wrong")
-        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        code, report = one_line(url, *SMALL, "--examples", "50", "--output", "found", capsys=capsys)
         assert (code, report["figures"]["traces"]) == (1, 1)  # the earlier failure comes first
     with serving() as here:
         assert script(directory / "reproduce.py", here.url) == 0
@@ -188,7 +188,7 @@ def test_an_interrupt_while_shrinking_keeps_what_was_found(
 
     monkeypatch.setattr(Campaign, "replay", replay)
     with inject("convolution-crosses-requests"):
-        assert run(OWN, *SMALL, "--out", "found") == 130
+        assert run(OWN, *SMALL, "--output", "found") == 130
     captured = capsys.readouterr()
     directory = tmp_path / "found" / "wrong-1"
     assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "report.html", "trace.json"]
@@ -273,7 +273,7 @@ def test_a_stale_state_after_preemption_is_found_without_any_option(capsys: pyte
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     row = finding["evidence"]
     assert (finding["kind"], row["failed"]) == ("wrong", 2)
-    assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--out", "right"]) == 0
+    assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--output", "right"]) == 0
 
 
 # The process of --start

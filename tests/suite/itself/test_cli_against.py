@@ -28,7 +28,7 @@ FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.suite.adapters:own"
 SIZES = ("--block-size", "4", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--max-model-len", "36")
 SIZES += ("--vocab-size", "300")
-FEW = ("--relations", "repeat,warm,prefixes")
+FEW = ("--cases", "repeat,warm,prefixes")
 
 
 def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
@@ -60,7 +60,7 @@ def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.
 
 def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
     with inject(FAULT), serving("float32") as here:
-        code, report, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
+        code, report, last = check(capsys, here.url, "--against", "itself", *FEW)
     assert code == 1 and last.startswith("lfm2np: ProofError: BROKEN: warm: prompt of ")
     assert [(row["kind"], row["where"]) for row in report["findings"]] == [
         ("relation", "warm"),
@@ -72,15 +72,15 @@ def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.slow
 def test_what_a_fault_breaks_is_handed_over_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
+    reports = ("--report", str(tmp_path / "r.html"), "--report", str(tmp_path / "r.xml"))
     with serving("float32") as right:
         with inject(FAULT), serving("float32") as here:
             code, report, _ = check(capsys, here.url, "--against", "itself", *FEW, *reports)
             assert code == 1 and [row["where"] for row in report["findings"]] == ["warm", "prefixes"]
             assert outcomes(report)["repeat"] in ("equal bits", "within spread")
-            folders = sorted(path.name for path in (tmp_path / "found").iterdir())
+            folders = sorted(path.name for path in (tmp_path / "r-findings").iterdir())
             assert folders and all(name.startswith("differs-") for name in folders)
-            script = tmp_path / "found" / folders[0] / "reproduce.py"
+            script = tmp_path / "r-findings" / folders[0] / "reproduce.py"
             ran = reproduced(script, here.url)
             assert ran.returncode == 1 and "expected" in ran.stdout
             assert "its answers to each request alone" in script.read_text()
@@ -96,7 +96,7 @@ def test_what_a_fault_breaks_is_handed_over_and_shown_again(capsys: pytest.Captu
 
 def test_an_engine_that_gives_other_tokens_beside_others_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
     """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
-    code, report, _ = check(capsys, "beside_others:likely", "--against", "itself", "--relations", "batch,twins")
+    code, report, _ = check(capsys, "beside_others:likely", "--against", "itself", "--cases", "batch,twins")
     assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
     (row, _) = report["figures"]["relations"]
     assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
@@ -105,9 +105,9 @@ def test_an_engine_that_gives_other_tokens_beside_others_is_broken(capsys: pytes
 def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left_open(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    few = ("--against", "itself", "--relations", "batch")
+    few = ("--against", "itself", "--cases", "batch")
     page = tmp_path / "r.html"
-    code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
+    code, report, _ = check(capsys, "beside_others:undecided", *few, "--report", str(page))
     assert code == 1 and "positions have other tokens" in report["figures"]["relations"][0]["what"]
     assert "positions have other tokens" in page.read_text(encoding="utf-8")
     code, report, _ = check(capsys, "beside_others:silent", *few)
@@ -120,10 +120,10 @@ def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left
 @pytest.mark.slow
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
-        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--cases", "repeat")
         assert code == 0 and outcomes(report)["other"] == "within spread" and report["figures"]["other"]
     with serving("float32") as first, serving("bfloat16") as second:
-        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--cases", "repeat")
         assert code == 1 and report["findings"][-1]["where"] == "other"
         assert outcomes(report)["repeat"] in ("equal bits", "within spread")
 
@@ -145,27 +145,30 @@ AGAINST = (OWN, "--against", "itself")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([*AGAINST, "--cases", "long"], "--cases: not with --against"),
+        ([*AGAINST, "--cases", "batch,long"], "--cases 'long': not with --against, which needs no truth; expected"),
         ([*AGAINST, "--workers", "2"], "--workers: not with --against"),
         ([*AGAINST, "--format", "float32 kv:float8"], "--format float32 kv:float8: expected one of float32"),
         ([*AGAINST, "--name", "x"], "--name: only with a server as TARGET"),
-        ([*AGAINST, "--relations", "batch,none"], "--relations 'none': expected some of batch"),
+        ([*AGAINST, "--cases", "batch,none"], "--cases 'none': expected some of batch"),
         ([*AGAINST, "--format", "auto"], "--format auto: expected one of float32"),
         ([*AGAINST, "--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
         ([*AGAINST, "--minutes", "0"], "--minutes 0.0: expected more than 0"),
         ([*AGAINST, "--against", "no"], "--against 'no': expected `itself`"),
-        ([*AGAINST, "--out", "README.md/none"], "--out README.md/none"),
+        ([*AGAINST, "--report", "r.html"], "r-findings is no folder"),
         (["http://127.0.0.1:9", *AGAINST[1:]], "http://127.0.0.1:9"),
         ([OWN, "--vocab-size", "300"], "--vocab-size: only with --against"),
         ([OWN, "--bitwise"], "--bitwise: only with --against"),
-        ([OWN, "--relations", "warm"], "--relations: only with --against"),
+        ([OWN, "--cases", "warm"], "--cases 'warm': only with --against; expected some of short-prompts"),
+        ([OWN, "--cases", "stops,chats"], "or chats alone"),
         (["answers.jsonl", "--seed", "1"], "--seed: not with a file of answers"),
         (["answers.jsonl", "--cases", "stops"], "--cases: not with a file of answers"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_3(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r-findings").touch()
     assert main(["check", *words]) == 3
     assert expected in capsys.readouterr().err
 
@@ -184,8 +187,8 @@ READ: set[str] = set()
 
 
 def test_each_option_is_used_or_refused_with_against(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["check", "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
-    arguments = build_parser("check").parse_args([*words, "--relations", "batch"])
+    words = ["check", "beside_others:likely", "--against", "itself", *SIZES, "--report", str(tmp_path / "r.html")]
+    arguments = build_parser("check").parse_args([*words, "--cases", "batch"])
     READ.clear()
     with pytest.raises(Lfm2npError):
         check_command.run(Read(**vars(arguments)))

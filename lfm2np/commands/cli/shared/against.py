@@ -19,7 +19,7 @@ ITSELF = "itself"
 LEAST_VOCAB = 16
 WITH, WITHOUT = "not with --against, which needs no truth", "only with --against"
 LOCAL = "only with a server as TARGET"
-NEED_TRUTH = ("rope", "tokenizer", "workers", "dask", "save")
+NEED_TRUTH = ("rope", "tokenizer", "workers", "save")
 NEED_AGAINST = ("vocab_size", "bitwise")
 NEED_SERVER = ("name",)
 

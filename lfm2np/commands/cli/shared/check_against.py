@@ -10,7 +10,9 @@ from pathlib import Path
 from lfm2np.commands.cli.shared import against
 from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show_report
 from lfm2np.errors import RequestError
+from lfm2np.oracle import chats
 from lfm2np.oracle.report.report import Report
+from lfm2np.oracle.workloads import CASES
 from lfm2np.suite.itself.asked import Asking, Held
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.relations import NAMES, RELATIONS, Relation
@@ -27,28 +29,43 @@ def run(arguments: argparse.Namespace) -> None:
 
 def require(arguments: argparse.Namespace) -> None:
     against.require(arguments)
-    chosen(arguments.relations)
-    if arguments.out is not None:
+    chosen(arguments)
+    if arguments.report:
         from lfm2np.suite.fuzz.hand_over import require_place
 
-        require_place(Path(arguments.out))
+        require_place(place_of(arguments))
 
 
-def chosen(names: str | None) -> Sequence[Relation]:
-    if names is None:
-        return RELATIONS
-    for name in names.split(","):
-        if name not in NAMES:
-            raise RequestError(f"--relations {name!r}: expected some of {', '.join(NAMES)}")
-    return [relation for relation in RELATIONS if relation.name in names.split(",")]
+def place_of(arguments: argparse.Namespace) -> Path:
+    """The folder of what is broken: beside the first report."""
+    first: Path = arguments.report[0]
+    return first.with_name(f"{first.stem}-findings")
+
+
+def chosen(arguments: argparse.Namespace) -> Sequence[Relation]:
+    names = names_of(arguments)
+    return [relation for relation in RELATIONS if names is None or relation.name in names]
+
+
+def names_of(arguments: argparse.Namespace) -> list[str] | None:
+    """Those of --cases, if given: of relations with --against, else of cases. RequestError for any other."""
+    known, others, why, alone = tuple(CASES), NAMES, against.WITHOUT, f", or {chats.CASE} alone"
+    if arguments.against is not None:
+        known, others, why, alone = NAMES, (*CASES, chats.CASE), against.WITH, ""
+    names = None if arguments.cases is None else str(arguments.cases).split(",")
+    for name in names or ():
+        if name not in known:
+            reason = f"{why}; " if name in others else ""
+            raise RequestError(f"--cases {name!r}: {reason}expected some of {', '.join(known)}{alone}")
+    return names
 
 
 def compared(arguments: argparse.Namespace) -> Report:
     with contextlib.ExitStack() as stack:
         asking = against.asking(arguments, stack)
         with progress_bar("relations") as asking.report:
-            asking.run(chosen(arguments.relations))
-        broken = asking.broken if arguments.out is not None else []
+            asking.run(chosen(arguments))
+        broken = asking.broken if arguments.report else []
         folders = {held.relation.name: written(arguments, asking, held) for held in broken}
     return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD])
 
@@ -73,4 +90,4 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> str:
         return "no script: not seen again when its requests were compared with themselves alone"
     failure = Failure(trace, played, finding, held.rounds, trace, asking.traces, asking.seconds, 0.0)
     context = Context(arguments.target, asking.abilities.engine, asking.format_name, "", "none", command_line())
-    return str(hand_over(Path(arguments.out), failure, judge, player, context))
+    return str(hand_over(place_of(arguments), failure, judge, player, context))

@@ -49,7 +49,7 @@ def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
     """Of all traces, and whether an interrupt ended it after a finding; one before is raised. InconclusiveError if
     nothing can be judged."""
     left_out = without(arguments.without)
-    require_place(Path(arguments.out))
+    require_place(Path(arguments.output))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(started_server(arguments))
         subject = by_truth(arguments, left_out, stack)
@@ -119,7 +119,7 @@ def played(
         )
         try:
             for failure in failures(arguments, campaign):
-                folder = hand_over(Path(arguments.out), failure, judge, player, context)
+                folder = hand_over(Path(arguments.output), failure, judge, player, context)
                 found.append((failure, folder))
                 say(f"found: {failure.finding.what} -> {folder}")
         except KeyboardInterrupt:

@@ -159,7 +159,7 @@ def to_write(text: str) -> str:
 
 
 def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:
-    """An option as its help shows it: "--port N" takes a whole number, "--timeout S" a float, "--out DIR" a text;
+    """An option as its help shows it: "--port N" takes a whole number, "--timeout S" a float, "--output DIR" a text;
     "--quick" is a switch, and "TARGET" an argument without a name."""
     *names, last = words.split()
     if last.startswith("-"):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.commands.cli.shared.parser import discard_output
+from lfm2np.commands.cli.shared.parser import add, discard_output, to_write
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
@@ -28,6 +28,7 @@ from lfm2np.system import write_whole
 from lfm2np.values import Progress, ProgressOf
 
 MAX_PROMPT_BYTES = 64 * 2**20
+REPORTS = {".html": as_html, ".xml": as_junit}  # how --report renders, by the ending of a file
 
 
 @contextlib.contextmanager
@@ -102,7 +103,7 @@ def print_result(arguments: argparse.Namespace, fields: Any, text: str) -> None:
 
 
 def show_report(arguments: argparse.Namespace, report: Report) -> None:
-    """Printed, as one JSON object with --json; and written where --html and --junit say, if the command has them.
+    """Printed, as one JSON object with --json; and written where --report says, if the command has it.
 
     ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open.
     """
@@ -111,14 +112,28 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
         print_result(arguments, as_json(report, command), as_text(report, command))
     except BrokenPipeError:
         discard_output()  # the reader has gone, as `head` does; the exit code still tells the verdict
-    for name, render in (("html", as_html), ("junit", as_junit)):
-        if path := getattr(arguments, name, None):
-            write_whole(path, render(report, command))
+    for path in vars(arguments).get("report") or ():
+        write_whole(path, REPORTS[path.suffix](report, command))
     verdict = ": ".join([report.verdict, *(finding.sentence for finding in report.findings[:1])])
     if report.exit_code == WRONG:
         raise ProofError(verdict)
     if report.exit_code == OPEN:
         raise InconclusiveError(verdict)
+
+
+class Reports(argparse.Action):
+    """The files of --report."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        path, given = Path(value), namespace.report or ()
+        if path.suffix not in REPORTS or path in given:
+            raise argparse.ArgumentError(self, f"{path}: expected files in {' or '.join(REPORTS)}, each once")
+        namespace.report = (*given, path)
+
+
+def add_report(parser: argparse._ActionsContainer, more: str = "") -> None:
+    text = f"write a report: FILE.html, or FILE.xml for JUnit; may be repeated{more}"
+    add(parser, "--report FILE", text, type=to_write, action=Reports)
 
 
 def command_line() -> str:

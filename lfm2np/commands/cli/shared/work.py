@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -23,39 +24,45 @@ from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.rollouts.views import VIEWS
 from lfm2np.oracle.vectors.golden import VECTOR
-from lfm2np.values import require_count
 
 CONNECTING = 10.0  # seconds until a scheduler's address is given up
 WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up
+ADDRESS = "tcp://HOST:PORT of a Dask scheduler, or its file"
 SAVE_HELP = "save results as they arrive, and resume from FILE (score --merge joins files)"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_executor_options(parser)
+    add_workers(parser)
     add(parser, "--save FILE", SAVE_HELP, type=to_write)
 
 
-def add_executor_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group()
-    add(group, "--workers N", "compute in N worker processes (0: in this one)", default=0)
-    cluster_help = "compute on a Dask cluster: tcp://HOST:PORT of its scheduler, or a scheduler file"
-    add(group, "--dask ADDRESS", cluster_help)
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    text = f"compute in N worker processes (0: in this one), or on a cluster: {ADDRESS}"
+    add(parser, "--workers N|ADDRESS", text, type=workers, default=0)
+
+
+def workers(text: str) -> int | str:
+    """The `type` of --workers: a number, or where a scheduler is."""
+    if re.fullmatch("[0-9]{1,4}", text):
+        return int(text)
+    if re.fullmatch(r"[a-z]+://\S+:[0-9]+", text) or text.endswith(".json") or Path(text).is_file():
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number of processes, {ADDRESS}")
 
 
 @contextlib.contextmanager
 def place_of(arguments: argparse.Namespace, model: Model | None, saved: LineFile | None = None) -> Iterator[Place]:
-    """Where --workers and --dask say, with the file of --save, which may be open already. Without a model: work that
-    needs none, and keeps its results itself."""
-    workers = require_count("--workers", arguments.workers, 0, None)
+    """Where --workers says, with the file of --save, which may be open already. Without a model: work that needs none,
+    and keeps its results itself."""
     with contextlib.ExitStack() as stack:
         place = Place()
         if model is not None and arguments.save is not None:
             place.record = stack.enter_context(ResultsFile(saved or arguments.save, model))
-        if arguments.dask is not None:
-            place.executor = stack.enter_context(cluster_of(arguments.dask, model))
-        elif workers:
-            place.executor = stack.enter_context(Workers(workers))
+        if isinstance(arguments.workers, str):
+            place.executor = stack.enter_context(cluster_of(arguments.workers, model))
+        elif arguments.workers:
+            place.executor = stack.enter_context(Workers(arguments.workers))
         yield place
 
 
@@ -66,7 +73,7 @@ def throughput(place: Place) -> dict[str, Any]:
     return {"tokens": place.num_tokens, "seconds": round(place.seconds, 3), "tokens_per_second": rounded}
 
 
-# --- --dask ADDRESS: needs the extra `dask`, which is slow to import
+# --- --workers ADDRESS: needs the extra `dask`, which is slow to import
 
 
 @contextlib.contextmanager
@@ -78,7 +85,7 @@ def cluster_of(address: str, model: Model | None) -> Iterator[Cluster]:
         try:
             client.wait_for_workers(1, timeout=WITHOUT_WORKERS)
         except TimeoutError:
-            raise WorkerError(f"--dask {address}: no worker within {WITHOUT_WORKERS:g} seconds") from None
+            raise WorkerError(f"--workers {address}: no worker within {WITHOUT_WORKERS:g} seconds") from None
         source = None if model is None else source_of(model)
         problems = client.run(prepare_worker, lfm2np.__version__, source, on_error="return")
         for worker, problem in problems.items():
@@ -106,7 +113,7 @@ class Cluster(Executor):
             self._seen = time.monotonic() if self._client.nthreads() else self._seen
         if time.monotonic() - self._seen > WITHOUT_WORKERS or self._client.status == "closed":
             lost = f"the scheduler is gone, or had no worker for {WITHOUT_WORKERS:g} seconds"
-            raise WorkerError(f"--dask: {lost}; with --save FILE, the same command resumes")
+            raise WorkerError(f"--workers: {lost}; with --save FILE, the same command resumes")
 
 
 def connected(address: str) -> Any:
@@ -115,7 +122,7 @@ def connected(address: str) -> Any:
         from distributed import Client, Security
         from distributed.comm import connect
     except ImportError as problem:
-        raise RequestError(f"--dask: {problem}; it needs the extra `dask`: pip install 'lfm2np[dask]'") from None
+        raise RequestError(f"--workers: {problem}; it needs the extra `dask`: pip install 'lfm2np[dask]'") from None
 
     async def reach(scheduler: str) -> None:
         """Client itself waits for ever for a server of another kind (distributed 8071)."""
@@ -131,7 +138,7 @@ def connected(address: str) -> Any:
         return Client(scheduler, timeout=CONNECTING, set_as_default=False)
     except (OSError, ValueError, LookupError, TypeError) as problem:
         raise RequestError(
-            f"--dask {address}: no Dask scheduler answers there: {described(problem).rstrip(': ')}"
+            f"--workers {address}: no Dask scheduler answers there: {described(problem).rstrip(': ')}"
         ) from None
 
 
