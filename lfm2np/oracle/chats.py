@@ -228,7 +228,8 @@ class Chats:
             ("reasoning", thought.strip(), thought.strip() if THINK in leaked else reasoning.strip()),
             ("finish_reason", reason, choice.get("finish_reason")),
         ):
-            if right != got and (has_ids or is_prompt_right):  # else it is not known what the model writes
+            is_same = json.dumps(right, sort_keys=True) == json.dumps(got, sort_keys=True)  # 1 is neither true nor 1.0
+            if not is_same and (has_ids or is_prompt_right):  # else it is not known what the model writes
                 self._report(kind, f"another {kind}", is_sure and is_read, expected=right, got=got)
 
     def _call(self, function: Fields) -> list[Any]:

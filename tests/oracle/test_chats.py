@@ -18,7 +18,7 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.serve import answers, app, jobs
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.oracle import chats
-from lfm2np.oracle.engines.http_client import HttpClient, TimedOut
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, TimedOut
 
 pytestmark = pytest.mark.rounding  # formats are emulated
 FIXTURE = chat_fixture()
@@ -104,8 +104,59 @@ def without_call_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
         del call["id"]
 
 
+def without_types(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        del call["type"]
+
+
+def with_arguments(old: str, new: str) -> Patch:
+    def change(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+        for call in choice["delta"].get("tool_calls", ()):
+            call["function"]["arguments"] = call["function"]["arguments"].replace(old, new)
+
+    return of_pieces(change)
+
+
+def counting_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        call["id"] = f"call_{call['index']}"
+
+
+def counting_all_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    """Those of the history, too."""
+    past = sum(len(message.tool_calls or ()) for message in answer.body.messages)
+    for call in choice["delta"].get("tool_calls", ()):
+        call["id"] = f"call_{past + call['index']}"
+
+
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+
+
+def by_usage(patch: Patch) -> Patch:
+    """The prompt is seen by its count alone."""
+
+    def both(on: pytest.MonkeyPatch) -> None:
+        patch(on)
+        post = HttpClient.post
+
+        def only_chats(self: HttpClient, path: str, *rest: Any) -> Any:
+            if path in ("/tokenize", "/apply-template"):
+                raise BadReply("HTTP 404", 404)
+            return post(self, path, *rest)
+
+        on.setattr(HttpClient, "post", only_chats)
+        on.setattr(answers.Chats, "shared", lambda *_: {})
+
+    return both
+
+
+def without_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+    return tokenizer.encode_chat(messages)
+
+
+def sorting_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+    return tokenizer.encode_chat(messages, json.loads(json.dumps(options["tools"], sort_keys=True)))
 
 
 def with_nulls(tools: Any) -> Any:
@@ -121,7 +172,7 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         {"plain", "plain, streamed", "tools", "tools, streamed"},
     ),
     "tools dropped": (
-        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages)),
+        of_prompts(without_tools),
         ("plain", "tools"),
         "prompt: the tools are missing",
         {"tools", "tools, streamed"},
@@ -168,6 +219,18 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "calls without an id of their own",
         {"two-calls", "two-calls, streamed"},
     ),
+    "true for 1": (
+        with_arguments(" 1,", " true,"),
+        ("plain", "list"),
+        "another tool_calls",
+        {"list", "list, streamed"},
+    ),
+    "20.0 for 20": (
+        with_arguments("20", "20.0"),
+        ("plain", "tools"),
+        "another tool_calls",
+        {"tools", "tools, streamed"},
+    ),
     "thinking kept in content": (
         of_pieces(with_thoughts),
         ("plain", "thinking"),
@@ -195,7 +258,7 @@ def test_a_planted_fault_is_named(
     report = checked(served, capsys, *names, code=1)
     (finding,) = [each for each in report["findings"] if each["words"].startswith(words)]
     assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == where
-    assert finding["evidence"].get("expected") != finding["evidence"]["got"]
+    assert json.dumps(finding["evidence"].get("expected")) != json.dumps(finding["evidence"]["got"])
 
 
 # --- what is wrong, open or not tested
