@@ -217,6 +217,8 @@ class Chats:
         names = [each.get("id") for each in called]
         if len({name for name in names if isinstance(name, str) and name}) < len(names):
             self._report("tool_calls", "calls without an id of their own", got=names)
+        if (types := [each.get("type") for each in called]) != ["function"] * len(types):
+            self._report("tool_calls", "calls without type 'function'", got=types)
         leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]
         if leaked:
             kind, words = ("thinking", "thinking kept") if leaked[0] == THINK else ("markup", "markup leaked")

@@ -219,6 +219,12 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "calls without an id of their own",
         {"two-calls", "two-calls, streamed"},
     ),
+    "calls without a type": (
+        of_pieces(without_types),
+        ("plain", "two-calls"),
+        "calls without type 'function'",
+        {"two-calls", "two-calls, streamed"},
+    ),
     "true for 1": (
         with_arguments(" 1,", " true,"),
         ("plain", "list"),
