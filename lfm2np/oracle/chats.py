@@ -37,6 +37,7 @@ CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="ut
 MAX_TOKENS = 64
 KINDS = ("tools", "streams")  # without an answer of each there is no verdict
 IDS = ("logprobs", "return_token_ids")  # llama.cpp refuses the first beside tools in a stream
+IDS_OF_CALLS = ("id", "tool_call_id")
 STREAM: Fields = {"stream": True, "stream_options": {"include_usage": True}}
 VERDICTS = {
     Verdict.EXACT: (RIGHT, "Every prompt is the template's, and clients get what the replies say."),
@@ -122,6 +123,7 @@ class Chats:
         self.findings, self.unsure = dict[str, Finding](), dict[str, Finding]()
         self.judged, self.refused = list[str](), dict[str, str]()
         self.sources, self.expected, self.kinds = set[str](), list[Message](), dict[str, list[str]]()
+        self._call_ids = dict[str, list[str]]()  # by what was requested, those that the server gave
         known = Known()
         for done, case in enumerate(CASES["chats"]):
             progress(done, len(CASES["chats"]))
@@ -133,8 +135,9 @@ class Chats:
     def _judge(self, chat: Chat, name: str, streaming: Fields) -> None:
         self._name = name
         try:
-            response = self._response(chat, streaming)
-            self._compare(chat, response, self._is_right(chat, response, bool(streaming)))
+            fields = {"messages": self._messages(chat, streaming), **streaming}
+            response = self._response(chat, fields)
+            self._compare(chat, response, self._is_right(chat, response, bool(streaming)), fields)
         except (HttpError, TokenizerError) as problem:  # the template may not take such a chat
             if isinstance(problem, TimedOut) and not self.judged:  # nor would the other chats be answered
                 raise TargetError(f"{name}: {problem}") from None
@@ -151,10 +154,24 @@ class Chats:
         new = Finding(kind, f"{words}{values}", self._name, {**evidence, "chats": []})
         (self.findings if is_sure else self.unsure).setdefault(words, new).evidence["chats"].append(self._name)
 
-    def _response(self, chat: Chat, streaming: Fields) -> Fields:
+    def _messages(self, chat: Chat, streaming: Fields) -> list[Fields]:
+        """As a client has them: calls of the history have the ids that the server gave them in the round before, unless
+        the template writes ids."""
+        given = dict[str, str]()
+        for index, message in enumerate(chat.messages):
+            ids = self._call_ids.get(json.dumps({"messages": chat.messages[:index], **streaming}), ())
+            given |= zip((call["id"] for call in message.get("tool_calls") or ()), ids, strict=False)
+
+        def renamed(fields: Fields) -> Fields:
+            return {name: given.get(value, value) if name in IDS_OF_CALLS else value for name, value in fields.items()}
+
+        messages: list[Fields] = json.loads(json.dumps(chat.messages), object_hook=renamed)
+        return messages if chat.tokenizer.encode_chat(messages, chat.tools) == chat.ids else chat.messages
+
+    def _response(self, chat: Chat, fields: Fields) -> Fields:
         """In one piece, even if it was streamed."""
         request = greedy(chat.name, chat.ids, chat.max_tokens, message="")
-        body = {**self._target.body(request), "messages": chat.messages, **streaming}
+        body = {**self._target.body(request), **fields}
         body |= {"tools": chat.tools} if chat.tools else {}
         with contextlib.suppress(BadReply):
             return self._sent(body)
@@ -197,7 +214,7 @@ class Chats:
                 is_seen = True
         return True
 
-    def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool) -> None:
+    def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool, fields: Fields) -> None:
         read = self._target.spoken().dialect.read(response, greedy(chat.name, chat.ids, chat.max_tokens))
         ids: list[int] = read.get("token_ids") or []
         has_ids = bool(ids) and read.get("new_tokens") in (None, len(ids), len(ids) + 1)  # perhaps without the last
@@ -215,8 +232,13 @@ class Chats:
         called = choice["message"].get("tool_calls") or ()
         calls = [self._call(each["function"]) for each in called]
         names = [each.get("id") for each in called]
+        past = {call["id"] for message in fields["messages"] for call in message.get("tool_calls") or ()}
         if len({name for name in names if isinstance(name, str) and name}) < len(names):
             self._report("tool_calls", "calls without an id of their own", got=names)
+        elif past.intersection(names):
+            self._report("tool_calls", "calls with ids that calls of the history have", got=names)
+        else:
+            self._call_ids[json.dumps(fields)] = names
         if (types := [each.get("type") for each in called]) != ["function"] * len(types):
             self._report("tool_calls", "calls without type 'function'", got=types)
         leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]

@@ -225,6 +225,12 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "calls without type 'function'",
         {"two-calls", "two-calls, streamed"},
     ),
+    "ids of an earlier round": (
+        of_pieces(counting_calls),
+        ("tools", "list", "after-calls"),
+        "calls with ids that calls of the history have",
+        {"after-calls", "after-calls, streamed"},
+    ),
     "true for 1": (
         with_arguments(" 1,", " true,"),
         ("plain", "list"),
@@ -324,6 +330,13 @@ OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
         0,
         [],
         lambda report: "replies by the reference's" in report["facts"]["compared"],
+    ),
+    "ids of calls that other conversations have, too": (
+        of_pieces(counting_all_calls),
+        ("tools", "list", "after-calls"),
+        0,
+        [],
+        lambda report: len(report["figures"]["judged"]) == 6,
     ),
     "another reply, without ids": (
         of_pieces(shouting),
