@@ -37,6 +37,7 @@ CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="ut
 MAX_TOKENS = 64
 KINDS = ("tools", "streams")  # without an answer of each there is no verdict
 IDS = ("logprobs", "return_token_ids")  # llama.cpp refuses the first beside tools in a stream
+UNNAMED = "not what the template gives"
 IDS_OF_CALLS = ("id", "tool_call_id")
 STREAM: Fields = {"stream": True, "stream_options": {"include_usage": True}}
 VERDICTS = {
@@ -124,6 +125,7 @@ class Chats:
         self.judged, self.refused = list[str](), dict[str, str]()
         self.sources, self.expected, self.kinds = set[str](), list[Message](), dict[str, list[str]]()
         self._call_ids = dict[str, list[str]]()  # by what was requested, those that the server gave
+        self._causes = dict[str, list[str]]()  # by chat, of prompts whose count is wrong
         known = Known()
         for done, case in enumerate(CASES["chats"]):
             progress(done, len(CASES["chats"]))
@@ -131,6 +133,7 @@ class Chats:
             for name, streaming in ((chat.name, {}), (f"{chat.name}, streamed", STREAM)):
                 self.kinds[name] = [kind for kind, is_so in zip(KINDS, (chat.tools, streaming), strict=True) if is_so]
                 self._judge(chat, name, streaming)
+        self._name_cause()
 
     def _judge(self, chat: Chat, name: str, streaming: Fields) -> None:
         self._name = name
@@ -206,13 +209,26 @@ class Chats:
                 if got != right and source == "usage" and is_seen:
                     self._report("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
                 elif got != right:
-                    same = (words for words, ids in chat.wrong_prompts() if got in (ids, len(ids)))
-                    words = f"prompt: {next(same, 'not what the template gives')}, by {source}"
+                    causes = [words for words, ids in chat.wrong_prompts() if got in (ids, len(ids))]
+                    if source == "usage":  # one count may have many causes: see _name_cause
+                        self._causes[chat.name] = [w for w in self._causes.get(chat.name, causes) if w in causes]
+                        causes = []
+                    words = f"prompt: {next(iter(causes), UNNAMED)}, by {source}"
                     count = got if source == "usage" else len(got)
                     self._report("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
                     return False
                 is_seen = True
         return True
+
+    def _name_cause(self) -> None:
+        """Of prompts that are seen by their counts alone: one that explains all the wrong ones."""
+        first, *others = self._causes.values() or [[]]
+        for words in first:
+            if all(words in causes for causes in others):
+                counted = f"prompt: {UNNAMED}, by usage"
+                named = self.findings[counted].words.replace(UNNAMED, words if others else f"perhaps {words}", 1)
+                self.findings[counted] = replace(self.findings[counted], words=named)
+                return
 
     def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool, fields: Fields) -> None:
         read = self._target.spoken().dialect.read(response, greedy(chat.name, chat.ids, chat.max_tokens))

@@ -177,6 +177,24 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "prompt: the tools are missing",
         {"tools", "tools, streamed"},
     ),
+    "tools dropped, by counts": (
+        by_usage(of_prompts(without_tools)),
+        ("plain", "tools", "list"),
+        "prompt: the tools are missing, by usage",
+        {"tools", "tools, streamed", "list", "list, streamed"},
+    ),
+    "tools dropped, by one count": (
+        by_usage(of_prompts(without_tools)),
+        ("plain", "tools"),
+        "prompt: perhaps the tools are missing, by usage",
+        {"tools", "tools, streamed"},
+    ),
+    "keys of tools sorted, by counts of which one has another explanation": (
+        by_usage(of_prompts(sorting_tools)),
+        ("tools", "system-and-tools"),
+        "prompt: not what the template gives, by usage",
+        {"tools", "tools, streamed", "system-and-tools", "system-and-tools, streamed"},
+    ),
     "null descriptions": (
         of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages, with_nulls(options["tools"]))),
         ("plain", "tools"),
