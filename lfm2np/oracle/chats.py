@@ -17,8 +17,10 @@ from typing import Any
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.replies import CONTROL, END_THINK, THINK, Message, ReplyStream, join, opens_reasoning
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.llm import LLM
 from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.uncached import common_prefix
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.oracle.engines.dialects.dialect import OTHER, value_at
 from lfm2np.oracle.engines.dialects.openai import model_field
@@ -210,12 +212,14 @@ class Chats:
                     self._report("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
                 elif got != right:
                     causes = [words for words, ids in chat.wrong_prompts() if got in (ids, len(ids))]
+                    count = got if source == "usage" else len(got)
+                    evidence = {"expected": f"{len(chat.ids)} tokens", "got": f"{count} tokens"}
                     if source == "usage":  # one count may have many causes: see _name_cause
                         self._causes[chat.name] = [w for w in self._causes.get(chat.name, causes) if w in causes]
                         causes = []
-                    words = f"prompt: {next(iter(causes), UNNAMED)}, by {source}"
-                    count = got if source == "usage" else len(got)
-                    self._report("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
+                    else:
+                        evidence |= differing(right, got, chat.tokenizer)
+                    self._report("prompt", f"prompt: {next(iter(causes), UNNAMED)}, by {source}", True, **evidence)
                     return False
                 is_seen = True
         return True
@@ -283,6 +287,14 @@ class Chats:
         else:
             self._report("arguments", "arguments not as text of JSON", expected=json.dumps(arguments), got=arguments)
         return [name, arguments]
+
+
+def differing(right: list[int], got: list[int], tokenizer: Tokenizer) -> dict[str, str]:
+    """Where they begin to differ, and the texts of both from there to where they end in the same way."""
+    first = common_prefix(right, got)
+    last = common_prefix(right[first:][::-1], got[first:][::-1])
+    missing, extra = (tokenizer.decode(ids[first : len(ids) - last], skip_special_tokens=False) for ids in (right, got))
+    return {"at": f"token {first}", "missing": missing, "extra": extra}
 
 
 def report_of(chats: Chats, format_name: str) -> Report:

@@ -165,6 +165,13 @@ def with_nulls(tools: Any) -> Any:
 
 FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
     # cases; the finding's words, and the responses that have it
+    "double BOS, and what is extra": (
+        of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
+        ("plain",),
+        "prompt: the BOS is there twice, by ids in the response; expected '15 tokens'; got '16 tokens'; "
+        "at 'token 1'; missing ''; extra '<|startoftext|>'",
+        {"plain", "plain, streamed"},
+    ),
     "double BOS": (
         of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
         ("plain", "tools"),
@@ -194,6 +201,12 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         ("tools", "system-and-tools"),
         "prompt: not what the template gives, by usage",
         {"tools", "tools, streamed", "system-and-tools", "system-and-tools, streamed"},
+    ),
+    "keys of tools sorted": (
+        of_prompts(sorting_tools),
+        ("plain", "tools"),
+        "prompt: not what the template gives, by ids in the response; expected '39 tokens'; got '60 tokens'; at ",
+        {"tools", "tools, streamed"},
     ),
     "null descriptions": (
         of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages, with_nulls(options["tools"]))),
