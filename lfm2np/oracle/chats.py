@@ -18,8 +18,10 @@ from typing import Any
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.replies import CONTROL, END_THINK, THINK, Message, ReplyStream, join, opens_reasoning
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.llm import LLM
 from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.uncached import common_prefix
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.oracle.engines.dialects.dialect import OTHER, value_at
 from lfm2np.oracle.engines.dialects.openai import model_field
@@ -39,6 +41,8 @@ CASES = json.loads((Path(__file__).parent / "chats.json").read_text(encoding="ut
 MAX_TOKENS = 64
 KINDS = ("tools", "streams")  # without an answer of each there is no verdict
 IDS = ("logprobs", "return_token_ids")  # llama.cpp refuses the first beside tools in a stream
+UNNAMED = "not what the template gives"
+IDS_OF_CALLS = ("id", "tool_call_id")
 STREAM: Fields = {"stream": True, "stream_options": {"include_usage": True}}
 VERDICTS = {
     Verdict.EXACT: (RIGHT, "Every prompt is the template's, and clients get what the replies say."),
@@ -124,6 +128,8 @@ class Chats:
         self.findings, self.unsure = dict[str, Finding](), dict[str, Finding]()
         self.judged, self.refused = list[str](), dict[str, str]()
         self.sources, self.expected, self.kinds = set[str](), list[Message](), dict[str, list[str]]()
+        self._call_ids = dict[str, list[str]]()  # by what was requested, those that the server gave
+        self._causes = dict[str, list[str]]()  # by chat, of prompts whose count is wrong
         known = Known()
         for done, case in enumerate(CASES["chats"]):
             progress(done, len(CASES["chats"]))
@@ -131,12 +137,14 @@ class Chats:
             for name, streaming in ((chat.name, {}), (f"{chat.name}, streamed", STREAM)):
                 self.kinds[name] = [kind for kind, is_so in zip(KINDS, (chat.tools, streaming), strict=True) if is_so]
                 self._judge(chat, name, streaming)
+        self._name_cause()
 
     def _judge(self, chat: Chat, name: str, streaming: Fields) -> None:
         self._name = name
         try:
-            response = self._response(chat, streaming)
-            self._compare(chat, response, self._is_right(chat, response, bool(streaming)))
+            fields = {"messages": self._messages(chat, streaming), **streaming}
+            response = self._response(chat, fields)
+            self._compare(chat, response, self._is_right(chat, response, bool(streaming)), fields)
         except (HttpError, TokenizerError) as problem:  # the template may not take such a chat
             if isinstance(problem, TimedOut) and not self.judged:  # nor would the other chats be answered
                 raise TargetError(f"{name}: {problem}") from None
@@ -153,10 +161,24 @@ class Chats:
         new = Finding(kind, f"{words}{values}", self._name, {**evidence, "chats": []})
         (self.findings if is_sure else self.unsure).setdefault(words, new).evidence["chats"].append(self._name)
 
-    def _response(self, chat: Chat, streaming: Fields) -> Fields:
+    def _messages(self, chat: Chat, streaming: Fields) -> list[Fields]:
+        """As a client has them: calls of the history have the ids that the server gave them in the round before, unless
+        the template writes ids."""
+        given = dict[str, str]()
+        for index, message in enumerate(chat.messages):
+            ids = self._call_ids.get(json.dumps({"messages": chat.messages[:index], **streaming}), ())
+            given |= zip((call["id"] for call in message.get("tool_calls") or ()), ids, strict=False)
+
+        def renamed(fields: Fields) -> Fields:
+            return {name: given.get(value, value) if name in IDS_OF_CALLS else value for name, value in fields.items()}
+
+        messages: list[Fields] = json.loads(json.dumps(chat.messages), object_hook=renamed)
+        return messages if chat.tokenizer.encode_chat(messages, chat.tools) == chat.ids else chat.messages
+
+    def _response(self, chat: Chat, fields: Fields) -> Fields:
         """In one piece, even if it was streamed."""
         request = greedy(chat.name, chat.ids, chat.max_tokens, message="")
-        body = {**self._target.body(request), "messages": chat.messages, **streaming}
+        body = {**self._target.body(request), **fields}
         body |= {"tools": chat.tools} if chat.tools else {}
         with contextlib.suppress(BadReply):
             return self._sent(body)
@@ -191,15 +213,30 @@ class Chats:
                 if got != right and source == "usage" and is_seen:
                     self._report("usage", "usage: another number than the prompt's tokens", expected=right, got=got)
                 elif got != right:
-                    same = (words for words, ids in chat.wrong_prompts() if got in (ids, len(ids)))
-                    words = f"prompt: {next(same, 'not what the template gives')}, by {source}"
+                    causes = [words for words, ids in chat.wrong_prompts() if got in (ids, len(ids))]
                     count = got if source == "usage" else len(got)
-                    self._report("prompt", words, expected=f"{len(chat.ids)} tokens", got=f"{count} tokens")
+                    evidence = {"expected": f"{len(chat.ids)} tokens", "got": f"{count} tokens"}
+                    if source == "usage":  # one count may have many causes: see _name_cause
+                        self._causes[chat.name] = [w for w in self._causes.get(chat.name, causes) if w in causes]
+                        causes = []
+                    else:
+                        evidence |= differing(right, got, chat.tokenizer)
+                    self._report("prompt", f"prompt: {next(iter(causes), UNNAMED)}, by {source}", True, **evidence)
                     return False
                 is_seen = True
         return True
 
-    def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool) -> None:
+    def _name_cause(self) -> None:
+        """Of prompts that are seen by their counts alone: one that explains all the wrong ones."""
+        first, *others = self._causes.values() or [[]]
+        for words in first:
+            if all(words in causes for causes in others):
+                counted = f"prompt: {UNNAMED}, by usage"
+                named = self.findings[counted].words.replace(UNNAMED, words if others else f"perhaps {words}", 1)
+                self.findings[counted] = replace(self.findings[counted], words=named)
+                return
+
+    def _compare(self, chat: Chat, response: Fields, is_prompt_right: bool, fields: Fields) -> None:
         read = self._target.spoken().dialect.read(response, greedy(chat.name, chat.ids, chat.max_tokens))
         ids: list[int] = read.get("token_ids") or []
         has_ids = bool(ids) and read.get("new_tokens") in (None, len(ids), len(ids) + 1)  # perhaps without the last
@@ -217,8 +254,15 @@ class Chats:
         called = choice["message"].get("tool_calls") or ()
         calls = [self._call(each["function"]) for each in called]
         names = [each.get("id") for each in called]
+        past = {call["id"] for message in fields["messages"] for call in message.get("tool_calls") or ()}
         if len({name for name in names if isinstance(name, str) and name}) < len(names):
             self._report("tool_calls", "calls without an id of their own", got=names)
+        elif past.intersection(names):
+            self._report("tool_calls", "calls with ids that calls of the history have", got=names)
+        else:
+            self._call_ids[json.dumps(fields)] = names
+        if (types := [each.get("type") for each in called]) != ["function"] * len(types):
+            self._report("tool_calls", "calls without type 'function'", got=types)
         leaked = [marker for marker in (THINK, *CONTROL) if marker in content and marker not in expected.content]
         if leaked:
             kind, words = ("thinking", "thinking kept") if leaked[0] == THINK else ("markup", "markup leaked")
@@ -230,7 +274,8 @@ class Chats:
             ("reasoning", thought.strip(), thought.strip() if THINK in leaked else reasoning.strip()),
             ("finish_reason", reason, choice.get("finish_reason")),
         ):
-            if right != got and (has_ids or is_prompt_right):  # else it is not known what the model writes
+            is_same = json.dumps(right, sort_keys=True) == json.dumps(got, sort_keys=True)  # 1 is neither true nor 1.0
+            if not is_same and (has_ids or is_prompt_right):  # else it is not known what the model writes
                 self._report(kind, f"another {kind}", is_sure and is_read, expected=right, got=got)
 
     def _call(self, function: Fields) -> list[Any]:
@@ -244,6 +289,14 @@ class Chats:
         else:
             self._report("arguments", "arguments not as text of JSON", expected=json.dumps(arguments), got=arguments)
         return [name, arguments]
+
+
+def differing(right: list[int], got: list[int], tokenizer: Tokenizer) -> dict[str, str]:
+    """Where they begin to differ, and the texts of both from there to where they end in the same way."""
+    first = common_prefix(right, got)
+    last = common_prefix(right[first:][::-1], got[first:][::-1])
+    missing, extra = (tokenizer.decode(ids[first : len(ids) - last], skip_special_tokens=False) for ids in (right, got))
+    return {"at": f"token {first}", "missing": missing, "extra": extra}
 
 
 def report_of(chats: Chats, format_name: str) -> Report:

@@ -14,8 +14,10 @@ x > u + limit * b; the set contains limit and float32_units.
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
-BUG           a token that is further behind, or a log-probability that is no finite number (Python writes NaN)
-INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
+BUG           a token that is further behind, more tokens than expected, or a log-probability that is no finite number
+              (Python writes NaN)
+INCONCLUSIVE  no answer, fewer tokens than expected, not one log-probability for each token (null is none), or a token
+              that the set can't judge
 
 After a token that is not the expected one the context differs, so the rest is not judged; a script feeds the expected
 tokens, so all of its are. Scripts without any answer are named as not run. Exit code: 0 right, 1 wrong, 2 inconclusive,
@@ -38,7 +40,7 @@ FIELDS = {  # of an answer: types of its items if it is a list, and what is expe
     "id": (None, "text"),
     "script": (None, "text"),
     "token_ids": ((int,), "a list of whole numbers"),
-    "logprobs": ((int, float), "a list of numbers"),
+    "logprobs": ((int, float, type(None)), "a list of numbers"),
     "error": (None, "text"),
 }
 
@@ -114,11 +116,18 @@ def judge_answer(
     name, expected, tokens = name_of(answer), vector["token_ids"], answer.get("token_ids") or []
     if answer.get("error") is not None or not tokens:
         return [Judged(name, None, INCONCLUSIVE, answer.get("error") or "no token_ids")]
+    logprobs = answer.get("logprobs")
+    if logprobs is not None and len(logprobs) != len(tokens):
+        words = f"logprobs: {len(logprobs)} for {len(tokens)} token_ids, expected one each"
+        return [Judged(name, None, INCONCLUSIVE, words)]
+    if logprobs is not None and None in logprobs:
+        words = f"logprobs[{logprobs.index(None)}]: null, expected a finite number"
+        return [Judged(name, None, INCONCLUSIVE, words)]
     if len(tokens) > len(expected):
-        raise PlainError(f"answer {name!r}: {len(tokens)} tokens, expected at most {len(expected)}")
+        return [Judged(name, None, BUG, f"{len(tokens)} tokens, {len(expected)} were asked for")]
     judged = []
     for index, token in enumerate(tokens):
-        logprob = None if answer.get("logprobs") is None else answer["logprobs"][index]
+        logprob = None if logprobs is None else logprobs[index]
         verdict, detail = judge_token(vector["positions"][index], token, logprob, format_name, rules)
         judged.append(Judged(name, index, verdict, detail))
         if token != expected[index] and answer.get("script") is None:
@@ -227,18 +236,18 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
         is_right = isinstance(value, str if kinds is None else list)
         if value is not None and not (is_right and (kinds is None or all(type(each) in kinds for each in value))):
             raise PlainError(f"{where}: {name}: expected {words}")
-    tokens, logprobs = answer.get("token_ids") or [], answer.get("logprobs")
-    if logprobs is not None and len(logprobs) != len(tokens):
-        raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens)} token_ids, expected one each")
     return answer
 
 
 def read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - no further import
-            return file.read()
+            text = file.read()
     except (OSError, ValueError) as problem:
         raise PlainError(f"{path}: can't be read: {problem}") from None
+    if text.startswith("\ufeff"):
+        raise PlainError(f"{path}: begins with a byte order mark (BOM), expected UTF-8 without one")
+    return text
 
 
 def parse(text: str, where: str, is_finite: bool = True) -> Any:

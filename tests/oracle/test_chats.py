@@ -18,7 +18,7 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.serve import answers, app, jobs
 from lfm2np.commands.serve.settings import Settings
 from lfm2np.oracle import chats
-from lfm2np.oracle.engines.http_client import HttpClient, TimedOut
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, TimedOut
 
 pytestmark = pytest.mark.rounding  # formats are emulated
 FIXTURE = chat_fixture()
@@ -105,8 +105,59 @@ def without_call_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
         del call["id"]
 
 
+def without_types(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        del call["type"]
+
+
+def with_arguments(old: str, new: str) -> Patch:
+    def change(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+        for call in choice["delta"].get("tool_calls", ()):
+            call["function"]["arguments"] = call["function"]["arguments"].replace(old, new)
+
+    return of_pieces(change)
+
+
+def counting_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    for call in choice["delta"].get("tool_calls", ()):
+        call["id"] = f"call_{call['index']}"
+
+
+def counting_all_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+    """Those of the history, too."""
+    past = sum(len(message.tool_calls or ()) for message in answer.body.messages)
+    for call in choice["delta"].get("tool_calls", ()):
+        call["id"] = f"call_{past + call['index']}"
+
+
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key != "tool_calls"} for each in messages]
+
+
+def by_usage(patch: Patch) -> Patch:
+    """The prompt is seen by its count alone."""
+
+    def both(on: pytest.MonkeyPatch) -> None:
+        patch(on)
+        post = HttpClient.post
+
+        def only_chats(self: HttpClient, path: str, *rest: Any) -> Any:
+            if path in ("/tokenize", "/apply-template"):
+                raise BadReply("HTTP 404", 404)
+            return post(self, path, *rest)
+
+        on.setattr(HttpClient, "post", only_chats)
+        on.setattr(answers.Chats, "shared", lambda *_: {})
+
+    return both
+
+
+def without_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+    return tokenizer.encode_chat(messages)
+
+
+def sorting_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+    return tokenizer.encode_chat(messages, json.loads(json.dumps(options["tools"], sort_keys=True)))
 
 
 def with_nulls(tools: Any) -> Any:
@@ -115,6 +166,13 @@ def with_nulls(tools: Any) -> Any:
 
 FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
     # cases; the finding's words, and the responses that have it
+    "double BOS, and what is extra": (
+        of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
+        ("plain",),
+        "prompt: the BOS is there twice, by ids in the response; expected '15 tokens'; got '16 tokens'; "
+        "at 'token 1'; missing ''; extra '<|startoftext|>'",
+        {"plain", "plain, streamed"},
+    ),
     "double BOS": (
         of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
         ("plain", "tools"),
@@ -122,9 +180,33 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         {"plain", "plain, streamed", "tools", "tools, streamed"},
     ),
     "tools dropped": (
-        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages)),
+        of_prompts(without_tools),
         ("plain", "tools"),
         "prompt: the tools are missing",
+        {"tools", "tools, streamed"},
+    ),
+    "tools dropped, by counts": (
+        by_usage(of_prompts(without_tools)),
+        ("plain", "tools", "list"),
+        "prompt: the tools are missing, by usage",
+        {"tools", "tools, streamed", "list", "list, streamed"},
+    ),
+    "tools dropped, by one count": (
+        by_usage(of_prompts(without_tools)),
+        ("plain", "tools"),
+        "prompt: perhaps the tools are missing, by usage",
+        {"tools", "tools, streamed"},
+    ),
+    "keys of tools sorted, by counts of which one has another explanation": (
+        by_usage(of_prompts(sorting_tools)),
+        ("tools", "system-and-tools"),
+        "prompt: not what the template gives, by usage",
+        {"tools", "tools, streamed", "system-and-tools", "system-and-tools, streamed"},
+    ),
+    "keys of tools sorted": (
+        of_prompts(sorting_tools),
+        ("plain", "tools"),
+        "prompt: not what the template gives, by ids in the response; expected '39 tokens'; got '60 tokens'; at ",
         {"tools", "tools, streamed"},
     ),
     "null descriptions": (
@@ -169,6 +251,30 @@ FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
         "calls without an id of their own",
         {"two-calls", "two-calls, streamed"},
     ),
+    "calls without a type": (
+        of_pieces(without_types),
+        ("plain", "two-calls"),
+        "calls without type 'function'",
+        {"two-calls", "two-calls, streamed"},
+    ),
+    "ids of an earlier round": (
+        of_pieces(counting_calls),
+        ("tools", "list", "after-calls"),
+        "calls with ids that calls of the history have",
+        {"after-calls", "after-calls, streamed"},
+    ),
+    "true for 1": (
+        with_arguments(" 1,", " true,"),
+        ("plain", "list"),
+        "another tool_calls",
+        {"list", "list, streamed"},
+    ),
+    "20.0 for 20": (
+        with_arguments("20", "20.0"),
+        ("plain", "tools"),
+        "another tool_calls",
+        {"tools", "tools, streamed"},
+    ),
     "thinking kept in content": (
         of_pieces(with_thoughts),
         ("plain", "thinking"),
@@ -196,7 +302,7 @@ def test_a_planted_fault_is_named(
     report = checked(served, capsys, *names, code=1)
     (finding,) = [each for each in report["findings"] if each["words"].startswith(words)]
     assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == where
-    assert finding["evidence"].get("expected") != finding["evidence"]["got"]
+    assert json.dumps(finding["evidence"].get("expected")) != json.dumps(finding["evidence"]["got"])
 
 
 # --- what is wrong, open or not tested
@@ -256,6 +362,13 @@ OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
         0,
         [],
         lambda report: "replies by the reference's" in report["facts"]["compared"],
+    ),
+    "ids of calls that other conversations have, too": (
+        of_pieces(counting_all_calls),
+        ("tools", "list", "after-calls"),
+        0,
+        [],
+        lambda report: len(report["figures"]["judged"]) == 6,
     ),
     "another reply, without ids": (
         of_pieces(shouting),

@@ -85,6 +85,19 @@ def one_token_less(answers: list[Json]) -> None:
         answers[3][name].pop()
 
 
+def one_token_more(answers: list[Json]) -> None:
+    answers[3]["token_ids"].append(5)
+    answers[3]["logprobs"].append(-1.0)
+
+
+def one_logprob_less(answers: list[Json]) -> None:
+    answers[3]["logprobs"].pop()
+
+
+def a_null_logprob(answers: list[Json]) -> None:
+    answers[3]["logprobs"][1] = None
+
+
 def no_answer(answers: list[Json]) -> None:
     answers[-1] = {"id": answers[-1]["id"], "error": "out of memory"}
 
@@ -97,6 +110,9 @@ CHANGES: dict[str, tuple[Callable[[list[Json]], object], tuple[int, int, int]]] 
     "a tie, and what follows is not judged": (lambda answers: flip(answers, is_tie_of_bfloat16, 0), (1, 0, 1)),
     "a log-probability further off than its format explains": (too_far_off, (1, 0, 1)),
     "a token less": (one_token_less, (2, 2, 2)),
+    "a token more": (one_token_more, (1, 1, 1)),
+    "a log-probability less": (one_logprob_less, (2, 2, 2)),
+    "a null for a log-probability": (a_null_logprob, (2, 2, 2)),
     "no answer": (no_answer, (2, 2, 2)),
     "a missing line": (list.pop, (2, 2, 2)),
 }
@@ -108,6 +124,25 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
     answers = right_answers(packaged())
     change(answers)
     assert tuple(verdict(packaged(), answers, format_name) for format_name in golden.BOUNDED) == codes
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "detail"),
+    [
+        ("a token more", "BUG", "9 tokens, 8 were asked for"),
+        ("a log-probability less", "INCONCLUSIVE", "logprobs: 7 for 8 token_ids, expected one each"),
+        ("a null for a log-probability", "INCONCLUSIVE", "logprobs[1]: null, expected a finite number"),
+    ],
+)
+def test_an_answer_of_another_form_is_named_and_the_others_are_judged(
+    tmp_path: Path, change: str, verdict: str, detail: str
+) -> None:
+    file, answers = tmp_path / "answers.jsonl", right_answers(packaged())
+    CHANGES[change][0](answers)
+    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    judged = vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
+    assert [each for each in judged if each.verdict != "EXACT"] == [(answers[3]["id"], None, verdict, detail)]
+    assert len(judged) == 1 + sum(len(vector["token_ids"]) for vector in packaged()["vectors"]) - 8
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -138,7 +173,7 @@ def test_what_is_not_tested_is_said() -> None:
     [
         ("{", "line 1: not JSON"),
         ('{"id": "short-1-ids", "token_ids": [1], "token_ids": [2]}', "line 1: not JSON: a name stands twice"),
-        ('{"id": "short-1-ids", "token_ids": [1], "logprobs": []}', "logprobs: 0 for 1 token_ids"),
+        ('\ufeff{"id": "short-1-ids"}', ": begins with a byte order mark (BOM), expected UTF-8 without one"),
         ('{"id": "short-1-ids", "token_ids": [true]}', "token_ids: expected a list of whole numbers"),
         ('{"id": "short-1-ids", "token_ids": 1}', "token_ids: expected a list of whole numbers"),
         ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, script, token_ids"),
@@ -147,12 +182,11 @@ def test_what_is_not_tested_is_said() -> None:
         ('{"id": "decode-32", "script": "no-such"}', "the set has no script 'no-such' with 'decode-32'"),
         ('{"id": "beside-3", "script": "rejected-drafts"}', "no script 'rejected-drafts' with 'beside-3'"),
         ('{"id": "no-such", "token_ids": [1]}', "id 'no-such' is not in the vector set"),
-        ('{"id": "short-1-ids", "token_ids": [FIRST,1,1,1,1,1,1,1,1]}', "9 tokens, expected at most 8"),
     ],
 )
 def test_answers_that_are_none_are_refused(tmp_path: Path, line: str, message: str) -> None:
     file = tmp_path / "answers.jsonl"
-    file.write_text(line.replace("FIRST", str(packaged()["vectors"][1]["token_ids"][0])) + "\n")
+    file.write_text(line + "\n", encoding="utf-8")
     with pytest.raises(vectors_plain.PlainError, match=re.escape(message)):
         vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
 
