@@ -127,7 +127,7 @@ def test_a_leap_that_ends_early_publishes_no_block_beyond_it() -> None:
             scheduler.add(Request(name, (token,) * 3, 12))
         for _ in range(steps):
             scheduler.update(scheduler.schedule(), {name: [token] for name, token in tokens.items()})
-    assert leap(leaping, 9, {name: [token] * 9 for name, token in tokens.items()}).steps == 5
+    assert leap(leaping, 9, tokens).steps == 5
     assert everything(leaping) == everything(stepping)
 
 
