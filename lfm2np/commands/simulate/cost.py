@@ -193,9 +193,7 @@ def preset(name: str) -> CostModel:
     gates are not counted. It shows which policy suits which load; what a server takes, only its own steps say."""
     gpu, _, model = name.partition(":")
     if gpu not in GPUS or model not in MODELS:
-        raise RequestError(
-            f"cost {name!r}: expected a file, or GPU:MODEL, of {', '.join(GPUS)} and {', '.join(MODELS)}"
-        )
+        raise RequestError(f"cost {name!r}: expected a file, or {KNOWN}")
     (flops, bandwidth), sizes = GPUS[gpu], MODELS[model]
     multiply_add, number = 2 * (1.0 / (flops * COMPUTE)), BYTES / (bandwidth * BANDWIDTH)  # seconds
     compute = {

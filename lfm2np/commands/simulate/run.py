@@ -21,8 +21,7 @@ import numpy as np
 from lfm2np.commands.simulate.cost import CostModel, StepShape, shape_of
 from lfm2np.commands.simulate.leap import leap, most_steps
 from lfm2np.commands.simulate.traffic import Arrival
-from lfm2np.errors import RequestError
-from scheduler import BatchPlan, Request, RequestRefused, Scheduler, SchedulerConfig
+from scheduler import Request, RequestRefused, Scheduler, SchedulerConfig
 
 MOST_STEPS = 1024  # of one leap
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
@@ -69,7 +68,6 @@ class Simulation:
         self.now = 0
         self._live: dict[str, int] = {}  # the token id of the outputs of those that have not ended; names are numbers
         self._last: dict[str, int] = {}  # when the last token of a request came
-        self._empty_plans = 0
 
     def run(
         self,
@@ -89,7 +87,8 @@ class Simulation:
             if len(self.scheduler.waiting) > most_waiting:
                 break
             if self.scheduler.has_unfinished:
-                self._advance(coming)
+                if not (self.leaps and self._leap(coming)):
+                    self._step()
             elif coming is not None:
                 self.now = coming.at
         self.counts.left = len(self._live)
@@ -119,16 +118,11 @@ class Simulation:
 
     # --- time goes on
 
-    def _advance(self, coming: Arrival | None) -> None:
-        """By a leap, if more than a step is alike, or by one step."""
-        if self.leaps:
-            count = min(most_steps(self.scheduler), MOST_STEPS)
-            if count > 1 and self._leap(count, coming):
-                return
-        self._step()
-
-    def _leap(self, count: int, coming: Arrival | None) -> bool:
-        """False, and no change, if it can't take a step."""
+    def _leap(self, coming: Arrival | None) -> bool:
+        """False, and no change, unless several steps are alike."""
+        count = min(most_steps(self.scheduler), MOST_STEPS)
+        if count < 2:
+            return False
         running, counts, begin, owned = self.scheduler.running, self.counts, self.now, self._owned()
         tokens = {request.request_id: self._live[request.request_id] for request in running}
         shapes = decodes_of(running, self.config, count)
@@ -139,12 +133,12 @@ class Simulation:
         result = leap(self.scheduler, count, tokens)
         if not result.steps:
             return False
+        if self.cost.largest:
+            counts.beyond += int((durations * self.cost.is_beyond(shapes))[: result.steps].sum())
         ends, durations = ends[: result.steps], durations[: result.steps]
         end = int(ends[-1])
         counts.blocks += owned * (end - begin)
         counts.blocks += sum(number * (end - int(ends[step] - durations[step])) for step, number in result.taken)
-        if self.cost.largest:
-            counts.beyond += int((durations * self.cost.is_beyond(shapes)[: result.steps]).sum())
         counts.output_tokens += len(tokens) * result.steps
         self._count_gaps(tokens, int(ends[0]))
         counts.gaps.frombytes(durations[1:].tobytes())
@@ -157,7 +151,6 @@ class Simulation:
     def _step(self) -> None:
         begin, scheduler, counts = self.now, self.scheduler, self.counts
         plan = scheduler.schedule()
-        self._require_progress(plan)
         shape = shape_of(plan)
         end = begin + int(self.cost.nanoseconds(shape))
         counts.beyond += int(self.cost.is_beyond(shape)) * (end - begin)
@@ -194,13 +187,6 @@ class Simulation:
     def _owned(self) -> int:
         return self.config.num_blocks - self.scheduler.pool.num_free
 
-    def _require_progress(self, plan: BatchPlan) -> None:
-        self._empty_plans = 0 if plan.scheduled or plan.preempted or plan.admitted else self._empty_plans + 1
-        if self._empty_plans > 2:
-            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
-            words = f"plans nothing, though {waiting} requests wait and {running} run"
-            raise RequestError(f"step {plan.step}: the policy {self.config.policy!r} {words}")
-
 
 def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
     """RequestRefused for one whose prompt alone is larger than the pool, before its tokens are laid out."""
@@ -227,9 +213,7 @@ def decodes_of(running: Sequence[Request], config: SchedulerConfig, count: int) 
     """The next `count` steps, in which each of the requests decodes one token."""
     computed = [request.num_computed_tokens for request in running]
     later = np.arange(count)
-    attended, checkpoints = sum(computed) + len(running) * (1 + later), np.int64(0)
-    if config.prefix_caching:
-        size = config.block_size
-        full = np.bincount([(-number - 1) % size for number in computed], minlength=size)
-        checkpoints = full[later % size]
+    size, attended = config.block_size, sum(computed) + len(running) * (1 + later)
+    full = np.bincount([(-number - 1) % size for number in computed], minlength=size)[later % size]
+    checkpoints = full if config.prefix_caching else 0
     return StepShape(len(running), len(running), attended, attended, len(running), checkpoints, 0)
