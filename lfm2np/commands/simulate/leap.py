@@ -78,7 +78,7 @@ def _cross_blocks(scheduler: Scheduler, count: int, running: Sequence[Request], 
         for index in growing if step else ():  # whose last block is full since the step before
             _settle(scheduler, running[index], starts[index] + step)
         if scheduler.memory.reserves:
-            continue
+            continue  # blocks for the whole length are there
         if len(growing) > free:
             result.steps = step
             return result
