@@ -89,8 +89,9 @@ class Group:
             self.pool.share(block)
         request.tables[self.index] = (*hit, *self.allocate(num_blocks - len(hit)))
 
-    def can_grow(self, request: Request, stop: int) -> bool:
-        return self.missing(request, stop) + self.is_shared(request) <= self.pool.num_free
+    def needed(self, request: Request, stop: int) -> int:
+        """How many blocks it takes to go on to `stop`, the copy of a shared one included."""
+        return self.missing(request, stop) + self.is_shared(request)
 
     def grow(self, request: Request, stop: int, moves: list[Move]) -> None:
         """Blocks for the tokens before `stop`, and a copy of the block to be written where others share it."""
@@ -116,8 +117,8 @@ class Group:
 
     def is_shared(self, request: Request) -> bool:
         """Whether the block of the next token is there, and another's, too."""
-        place = request.num_computed_tokens // self.block_size
-        return any(map(self.pool.is_shared, request.tables[self.index][place : place + 1]))
+        table, place = request.tables[self.index], request.num_computed_tokens // self.block_size
+        return place < len(table) and self.pool.is_shared(table[place])
 
     def split(self, parent: Request, child: Request, used: int, reserve: int, moves: list[Move]) -> None:
         """The child shares the first `used` blocks; of `reserve` more, the first copies one that is half full."""

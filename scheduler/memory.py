@@ -58,9 +58,10 @@ class Memory:
     def grow(self, request: Request, count: int, moves: list[Move]) -> bool:
         """Blocks for the next `count` tokens, a copy of a shared one included; False, and no change, if too few."""
         stop = request.num_computed_tokens + count
-        if not all(group.can_grow(request, stop) for group in self.groups):
+        growing = [group for group in self.groups if group.needed(request, stop)]
+        if not all(group.needed(request, stop) <= group.pool.num_free for group in growing):
             return False
-        for group in self.groups:
+        for group in growing:
             group.grow(request, stop, moves)
         request.most_blocks = max(request.most_blocks, len(request.tables[0]))
         return True

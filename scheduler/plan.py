@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 MoveKind = Literal[
     "copy_block",  # block -> block: copy-on-write
@@ -23,8 +23,7 @@ class Move:
     destination: int
 
 
-@dataclass(frozen=True)
-class ScheduledTokens:
+class ScheduledTokens(NamedTuple):
     """The tokens of one request in one step: positions start to start + len(token_ids) - 1, drafts at the end."""
 
     request_id: str
@@ -55,8 +54,7 @@ class ScheduledTokens:
 
     def without_drafts(self, block_size: int) -> ScheduledTokens:
         stop = self.stop - self.num_drafts
-        return replace(
-            self,
+        return self._replace(
             token_ids=self.token_ids[: stop - self.start],
             block_table=self.block_table[: -(-stop // block_size)],
             window_table=self.window_table[: -(-stop // block_size)],

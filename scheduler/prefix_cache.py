@@ -95,8 +95,6 @@ class PrefixCache:
 def block_key(parent: bytes, token_ids: list[int], salt: str) -> bytes:
     """SHA-256 of the parent's key, the token ids as 8-byte integers, and the salt; lengths come first."""
     text = salt.encode("utf-8")
-    sha = hashlib.sha256(struct.pack("<QQQ", len(parent), len(token_ids), len(text)))
-    sha.update(parent)
-    sha.update(struct.pack(f"<{len(token_ids)}q", *token_ids))
-    sha.update(text)
-    return sha.digest()
+    sizes = len(parent), len(token_ids), len(text)
+    form = f"<QQQ{len(parent)}s{len(token_ids)}q{len(text)}s"
+    return hashlib.sha256(struct.pack(form, *sizes, parent, *token_ids, text)).digest()

@@ -66,13 +66,13 @@ def require_answers(
 
 def _require_tokens(plan: BatchPlan, entry: ScheduledTokens, request: Request, answer: Sequence[int]) -> None:
     """Accepted drafts, in order, then one token more; none behind the one that ends the request."""
-    where = f"step {plan.step}: request {request.request_id!r} got {tuple(answer)}"
+    problem, accepted = "", tuple(answer[:-1])
     if not 1 <= len(answer) <= 1 + entry.num_drafts:
-        most = f"1 to {1 + entry.num_drafts} tokens" if entry.num_drafts else "1 token"
-        raise PlanError(f"{where}, expected {most}")
-    accepted = tuple(answer[:-1])
-    if accepted != entry.drafts[: len(accepted)]:
-        raise PlanError(f"{where}, expected all but the last to be its first drafts {entry.drafts}")
-    for count, token in enumerate(accepted, start=1):
+        problem = f"expected 1 to {1 + entry.num_drafts} tokens" if entry.num_drafts else "expected 1 token"
+    elif accepted and accepted != entry.drafts[: len(accepted)]:
+        problem = f"expected all but the last to be its first drafts {entry.drafts}"
+    for count, token in enumerate(() if problem else accepted, start=1):
         if request.reason_to_end(token, request.num_output_tokens + count) is not None:
-            raise PlanError(f"{where}, but token {token} ends it: expected none after that")
+            problem = f"but token {token} ends it: expected none after that"
+    if problem:
+        raise PlanError(f"step {plan.step}: request {request.request_id!r} got {tuple(answer)}, {problem}")

@@ -89,7 +89,7 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether all but the newest token is computed, after the prompt."""
-        return self.num_computed_tokens == self.num_tokens - 1 and self.num_output_tokens > 0
+        return len(self.prompt_token_ids) <= self.num_computed_tokens == len(self.token_ids) - 1
 
     @property
     def first_logits(self) -> int:

@@ -121,9 +121,10 @@ def scheduled_tokens(
     start, size = request.num_computed_tokens, memory.block_size
     known = start + len(token_ids)
     stop = known + len(drafts)
-    table, windows = (table[: memory.blocks_for(stop)] for table in request.tables)
+    num_blocks = memory.blocks_for(stop)
+    table, windows = [table[:num_blocks] for table in request.tables]
     for group in memory.groups:
-        for block in request.tables[group.index][start // size : len(table)]:
+        for block in request.tables[group.index][start // size : num_blocks]:
             group.pool.require_writable(block)
     ends = range(start // size + 1, stop // size + 1) if memory.prefix_cache.enabled else ()
     assert request.slot is not None

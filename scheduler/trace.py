@@ -120,7 +120,8 @@ def config_as_json(config: SchedulerConfig) -> dict[str, Any]:
 
 def plan_as_json(plan: BatchPlan) -> dict[str, Any]:
     """As JSON reads it back: lists for tuples; without a window nothing is said of windows."""
-    whole: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    scheduled = [entry._asdict() for entry in plan.scheduled]
+    whole: dict[str, Any] = json.loads(json.dumps({**asdict(plan), "scheduled": scheduled}))
     for entry in whole["scheduled"]:
         if not entry["window_table"]:
             del entry["window_table"]

@@ -75,7 +75,7 @@ def parse_feature(feature: str) -> tuple[int, tuple[float, float]]:
 def amount(shape: StepShape, index: int, part: tuple[float, float]) -> Count:
     """How many units of a feature each step has."""
     first, end = part
-    return shape[index] if part == WHOLE else np.clip(shape[index] - first, 0, end - first)
+    return shape[index] if part == WHOLE else np.minimum(np.maximum(shape[index] - first, 0), end - first)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class CostModel:
 
     def nanoseconds(self, shape: StepShape) -> Any:
         """Of one step, or an array of many: the same multiplications and additions, hence the same bits. At least 1."""
-        longest: Any = 0.0 * shape.tokens
+        longest: Any = 0.0 * shape.read
         for total, terms in self._sums:
             for coefficient, index, part in terms:
                 total = total + coefficient * amount(shape, index, part)
@@ -193,9 +193,7 @@ def preset(name: str) -> CostModel:
     gates are not counted. It shows which policy suits which load; what a server takes, only its own steps say."""
     gpu, _, model = name.partition(":")
     if gpu not in GPUS or model not in MODELS:
-        raise RequestError(
-            f"cost {name!r}: expected a file, or GPU:MODEL, of {', '.join(GPUS)} and {', '.join(MODELS)}"
-        )
+        raise RequestError(f"cost {name!r}: expected a file, or {KNOWN}")
     (flops, bandwidth), sizes = GPUS[gpu], MODELS[model]
     multiply_add, number = 2 * (1.0 / (flops * COMPUTE)), BYTES / (bandwidth * BANDWIDTH)  # seconds
     compute = {

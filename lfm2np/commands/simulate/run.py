@@ -7,20 +7,21 @@ takes each by itself, with the same result to the last nanosecond.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 
 import numpy as np
 
 from lfm2np.commands.simulate.cost import CostModel, StepShape, shape_of
 from lfm2np.commands.simulate.leap import leap, most_steps
 from lfm2np.commands.simulate.traffic import Arrival
-from lfm2np.errors import RequestError
-from scheduler import BatchPlan, Request, RequestRefused, Scheduler, SchedulerConfig
+from scheduler import Request, RequestRefused, Scheduler, SchedulerConfig
 
 MOST_STEPS = 1024  # of one leap
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
@@ -65,9 +66,8 @@ class Simulation:
         self.config, self.cost, self.leaps = config, cost, leaps
         self.counts = Counts()
         self.now = 0
-        self._live: dict[str, tuple[int, Arrival]] = {}  # requests that have not ended, with their numbers
+        self._live: dict[str, int] = {}  # the token id of the outputs of those that have not ended; names are numbers
         self._last: dict[str, int] = {}  # when the last token of a request came
-        self._empty_plans = 0
 
     def run(
         self,
@@ -87,7 +87,8 @@ class Simulation:
             if len(self.scheduler.waiting) > most_waiting:
                 break
             if self.scheduler.has_unfinished:
-                self._advance(coming)
+                if not (self.leaps and self._leap(coming)):
+                    self._step()
             elif coming is not None:
                 self.now = coming.at
         self.counts.left = len(self._live)
@@ -96,8 +97,7 @@ class Simulation:
     # --- requests come and go
 
     def _add(self, arrival: Arrival) -> None:
-        counts, number = self.counts, len(self.counts.arrived)
-        name = str(number)
+        counts, name = self.counts, str(len(self.counts.arrived))
         try:
             request = request_of(name, arrival, self.config)
             self.scheduler.add(request)
@@ -109,58 +109,48 @@ class Simulation:
         counts.arrived.append(arrival.at)
         counts.outputs.append(arrival.num_output_tokens)
         counts.waiting.append(len(self.scheduler.waiting))
-        self._live[name] = number, arrival
+        self._live[name] = arrival.output_token_id
 
     def _end(self, finished: Sequence[Request]) -> None:
         for request in finished:
-            self._last.pop(request.request_id)
-            number, _ = self._live.pop(request.request_id)
-            self.counts.ended[number] = self.now
+            del self._last[request.request_id], self._live[request.request_id]
+            self.counts.ended[int(request.request_id)] = self.now
 
     # --- time goes on
 
-    def _advance(self, coming: Arrival | None) -> None:
-        """By a leap, if more than a step is alike, or by one step."""
-        if self.leaps:
-            count = min(most_steps(self.scheduler), MOST_STEPS)
-            if count > 1 and self._leap(count, coming):
-                return
-        self._step()
-
-    def _leap(self, count: int, coming: Arrival | None) -> bool:
-        """False, and no change, if it can't take a step."""
-        running, counts = self.scheduler.running, self.counts
-        decoding = [(request, self._live[request.request_id][1]) for request in running]
+    def _leap(self, coming: Arrival | None) -> bool:
+        """False, and no change, unless several steps are alike."""
+        count = min(most_steps(self.scheduler), MOST_STEPS)
+        if count < 2:
+            return False
+        running, counts, begin, owned = self.scheduler.running, self.counts, self.now, self._owned()
+        tokens = {request.request_id: self._live[request.request_id] for request in running}
         shapes = decodes_of(running, self.config, count)
         durations = self.cost.nanoseconds(shapes)
-        ends = self.now + np.cumsum(durations)
+        ends = begin + durations.cumsum()
         if coming is not None:  # only steps that begin before a request comes
-            count = min(count, int(np.searchsorted(ends - durations, coming.at)))
-        tokens = {request.request_id: [arrival.output_token_id] * count for request, arrival in decoding}
-        owned = self._owned()
+            count = min(count, int((ends - durations).searchsorted(coming.at)))
         result = leap(self.scheduler, count, tokens)
         if not result.steps:
             return False
-        ends, durations = ends[: result.steps], durations[: result.steps]
-        begins = [self.now, *ends[:-1].tolist()]
-        borders = [self.now, *(begins[step] for step, _ in result.taken), int(ends[-1])]
-        levels = accumulate((number for _, number in result.taken), initial=owned)  # after the blocks that a step takes
-        counts.blocks += sum(level * (to - at) for level, (at, to) in zip(levels, pairwise(borders), strict=True))
         if self.cost.largest:
-            counts.beyond += int((durations * self.cost.is_beyond(shapes)[: result.steps]).sum())
+            counts.beyond += int((durations * self.cost.is_beyond(shapes))[: result.steps].sum())
+        ends, durations = ends[: result.steps], durations[: result.steps]
+        end = int(ends[-1])
+        counts.blocks += owned * (end - begin)
+        counts.blocks += sum(number * (end - int(ends[step] - durations[step])) for step, number in result.taken)
         counts.output_tokens += len(tokens) * result.steps
-        self._count_gaps(list(map(self._last.__getitem__, tokens)), int(ends[0]))
+        self._count_gaps(tokens, int(ends[0]))
         counts.gaps.frombytes(durations[1:].tobytes())
         counts.gap_counts.extend(repeat(len(tokens), result.steps - 1))
-        self._spend(int(ends[-1]), result.steps, len(tokens), len(tokens) * result.steps)
-        self._last.update(dict.fromkeys(tokens, self.now))
+        self._spend(end, result.steps, len(tokens), len(tokens) * result.steps)
+        self._last.update(dict.fromkeys(tokens, end))
         self._end(result.finished)
         return True
 
     def _step(self) -> None:
         begin, scheduler, counts = self.now, self.scheduler, self.counts
         plan = scheduler.schedule()
-        self._require_progress(plan)
         shape = shape_of(plan)
         end = begin + int(self.cost.nanoseconds(shape))
         counts.beyond += int(self.cost.is_beyond(shape)) * (end - begin)
@@ -169,16 +159,15 @@ class Simulation:
         counts.blocks += self._owned() * (end - begin)
         for name in plan.admitted:
             if not scheduler.requests[name].num_steps:
-                counts.admitted[self._live[name][0]] = begin
+                counts.admitted[int(name)] = begin
         self._spend(end, 1, len(scheduler.running), plan.num_tokens)
-        tokens = {name: [self._live[name][1].output_token_id] for entry in plan.scheduled for name in entry.samples}
+        tokens = {name: [self._live[name]] for entry in plan.scheduled for name in entry.samples}
         finished = scheduler.update(plan, tokens)
         counts.output_tokens += len(tokens)
-        self._count_gaps([self._last[name] for name in tokens if name in self._last], end)
-        for name in tokens:
-            if name not in self._last:
-                counts.first[self._live[name][0]] = end
-            self._last[name] = end
+        self._count_gaps(tokens, end)
+        for name in tokens.keys() - self._last.keys():
+            counts.first[int(name)] = end
+        self._last.update(dict.fromkeys(tokens, end))
         self._end(finished)
 
     def _spend(self, end: int, steps: int, running: int, tokens: int) -> None:
@@ -189,21 +178,14 @@ class Simulation:
         counts.tokens += tokens
         counts.end = self.now = end
 
-    def _count_gaps(self, lasts: list[int], now: int) -> None:
-        """From the times of their last tokens to now."""
-        for last, times in Counter(lasts).items():
+    def _count_gaps(self, names: Iterable[str], now: int) -> None:
+        """From the times of their last tokens, of those that had one, to now."""
+        for last, times in Counter(filter(None, map(self._last.get, names))).items():
             self.counts.gaps.append(now - last)
             self.counts.gap_counts.append(times)
 
     def _owned(self) -> int:
         return self.config.num_blocks - self.scheduler.pool.num_free
-
-    def _require_progress(self, plan: BatchPlan) -> None:
-        self._empty_plans = 0 if plan.scheduled or plan.preempted or plan.admitted else self._empty_plans + 1
-        if self._empty_plans > 2:
-            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
-            words = f"plans nothing, though {waiting} requests wait and {running} run"
-            raise RequestError(f"step {plan.step}: the policy {self.config.policy!r} {words}")
 
 
 def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
@@ -211,18 +193,27 @@ def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
     if arrival.num_prompt_tokens > config.num_blocks * config.block_size:
         raise RequestRefused(f"{arrival.num_prompt_tokens} prompt tokens: the pool has {config.num_blocks} blocks")
     ids = tuple(chain.from_iterable(repeat(token_id, count) for token_id, count in arrival.prompt))
-    return Request(name, ids, arrival.num_output_tokens, priority=arrival.priority)
+    request = Request(name, ids, arrival.num_output_tokens, priority=arrival.priority)
+    if config.prefix_caching:
+        request.block_keys = block_keys(arrival, config.block_size)
+    return request
+
+
+def block_keys(arrival: Arrival, size: int) -> list[bytes]:
+    """Of all full blocks; equal where all tokens up to a block's end are, as the scheduler's keys, but a hash a run."""
+    keys, before, start = list[bytes](), b"", 0
+    for token, runs in groupby((*arrival.prompt, (arrival.output_token_id, arrival.num_output_tokens)), itemgetter(0)):
+        stop = start + sum(count for _, count in runs)
+        keys += [before + b"%d %d" % (token, end) for end in range(start + size - start % size, stop + 1, size)]
+        before, start = hashlib.sha256(before + b"%d %d" % (token, stop)).digest(), stop
+    return keys
 
 
 def decodes_of(running: Sequence[Request], config: SchedulerConfig, count: int) -> StepShape:
     """The next `count` steps, in which each of the requests decodes one token."""
     computed = [request.num_computed_tokens for request in running]
     later = np.arange(count)
-    attended = sum(computed) + len(running) * (1 + later)
-    checkpoints = np.zeros(count, np.int64)
-    if config.prefix_caching:
-        size = config.block_size
-        full = np.bincount([(-number - 1) % size for number in computed], minlength=size)
-        checkpoints = full[later % size]
-    requests = np.full(count, len(running))
-    return StepShape(requests, requests, attended, attended, requests, checkpoints, np.zeros(count, np.int64))
+    size, attended = config.block_size, sum(computed) + len(running) * (1 + later)
+    full = np.bincount([(-number - 1) % size for number in computed], minlength=size)[later % size]
+    checkpoints = full if config.prefix_caching else 0
+    return StepShape(len(running), len(running), attended, attended, len(running), checkpoints, 0)

@@ -15,10 +15,10 @@ import pytest
 from lfm2np.commands.simulate.cost import CostModel
 from lfm2np.commands.simulate.leap import leap
 from lfm2np.commands.simulate.result import Scenario, distribution, latencies_of, queue, simulate, simulation_report
-from lfm2np.commands.simulate.run import Counts, Simulation
+from lfm2np.commands.simulate.run import Counts, Simulation, block_keys
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Arrival, Traffic
 from lfm2np.oracle.report.as_text import as_text
-from scheduler import POLICIES, Request, Scheduler, SchedulerConfig
+from scheduler import POLICIES, PrefixCache, Request, Scheduler, SchedulerConfig
 
 SECOND = CostModel("a second a step", "none", ({"1": 1.0},))
 FEATURES = {"1": 3e-3, "tokens[:8]": 1e-4, "tokens": 2e-5, "read": 3e-8, "checkpoints": 1e-6}
@@ -127,8 +127,20 @@ def test_a_leap_that_ends_early_publishes_no_block_beyond_it() -> None:
             scheduler.add(Request(name, (token,) * 3, 12))
         for _ in range(steps):
             scheduler.update(scheduler.schedule(), {name: [token] for name, token in tokens.items()})
-    assert leap(leaping, 9, {name: [token] * 9 for name, token in tokens.items()}).steps == 5
+    assert leap(leaping, 9, tokens).steps == 5
     assert everything(leaping) == everything(stepping)
+
+
+def test_blocks_have_equal_keys_exactly_where_the_schedulers_hashes_are_equal() -> None:
+    rng, pairs, blocks = random.Random(0), set[tuple[bytes, bytes]](), 0
+    for _ in range(200):
+        runs = tuple((rng.randint(1, 2), rng.randint(1, 5)) for _ in range(rng.randint(2, 5)))
+        ids = tuple(token for token, count in runs for _ in range(count))
+        hashes = PrefixCache([], 3, enabled=True).keys(Request("a", ids, 1), len(ids) // 3)
+        keys = block_keys(Arrival(0, runs[:-1], runs[-1][1], runs[-1][0]), 3)
+        pairs.update(zip(keys, hashes, strict=True))
+        blocks += len(keys)
+    assert len({key for key, _ in pairs}) == len({key for _, key in pairs}) == len(pairs) < 0.8 * blocks
 
 
 def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() -> None:
@@ -144,6 +156,8 @@ def test_time_in_steps_beyond_what_was_measured_is_reported() -> None:
     cost = CostModel("small steps", "none", ({"1": 1.0},), largest={"tokens": 10, "requests": 4, "read": 22})
     counts = run(SchedulerConfig(8), [arrival(0, 0.0, 20, 5)], cost)  # step 0 is too large; 3 and 4 read too much
     assert counts.beyond == 3 * NANOSECONDS
+    few = replace(cost, largest={"tokens": 10})
+    assert run(SchedulerConfig(8), [arrival(0, 0.0, 20, 5)], few).beyond == NANOSECONDS
     report = simulation_report(simulate(Scenario(Traffic("poisson:requests=1", 1.0), SchedulerConfig(99), cost)))
     assert "100 % of the busy time is in steps larger than any that was measured" in as_text(report)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 
 from hypothesis import strategies as st
 
@@ -100,6 +100,6 @@ def defaults(example: str) -> None:
     ):
         try:
             setattr(item, name, 2)
-        except FrozenInstanceError:
+        except AttributeError:  # of a frozen dataclass, too
             continue
         raise Violation(f"{type(item).__name__}.{name} can be changed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lfm2np.errors import RequestError
@@ -13,7 +13,6 @@ Operation = Mapping[str, Any]  # one line of detail.py
 
 
 Entry = ScheduledTokens
-ENTRY_FIELDS = tuple(each.name for each in fields(Entry))
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def in_windows(run: Run) -> Run | None:
     steps = tuple(
         replace(
             step,
-            entries=tuple(replace(entry, block_table=entry.window_table) for entry in step.entries),
+            entries=tuple(entry._replace(block_table=entry.window_table) for entry in step.entries),
             moves=tuple(
                 (kind.replace("_window", ""), source, destination)
                 for kind, source, destination in step.moves
@@ -136,7 +135,7 @@ def plain(value: Any) -> Any:
 
 def step_from(line: Mapping[str, Any], number: int) -> Step:
     plan = line["plan"]
-    scheduled = [{name: plain(raw[name]) for name in ENTRY_FIELDS if name in raw} for raw in plan["scheduled"]]
+    scheduled = [{name: plain(raw[name]) for name in Entry._fields if name in raw} for raw in plan["scheduled"]]
     return Step(
         number=number,
         entries=tuple(Entry(**entry) for entry in scheduled),
