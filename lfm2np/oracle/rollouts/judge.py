@@ -119,6 +119,10 @@ class Side:
         """Of the positions that are wrong as computed those that it leaves within Allowed."""
         return max(0.0, 1.0 - tried.num_wrong / self.plain.num_wrong) if self.plain.num_wrong else 0.0
 
+    def gains(self, tried: Fit) -> bool:
+        """Whether it leaves less than the network as computed."""
+        return tried.num_wrong < self.plain.num_wrong or self.plain.left - tried.left >= LEAST_GAIN
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:

@@ -155,7 +155,7 @@ def side_figures(side: Side) -> dict[str, Any]:
                 "explained": side.share(each),
             }
             for each in side.explained
-            if not each.is_error or side.share(each) > 0.0
+            if not each.is_error or side.gains(each)
         ],
     }
 

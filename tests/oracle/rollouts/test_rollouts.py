@@ -174,6 +174,8 @@ def test_a_mistake_in_what_was_written_down_is_named(name, exact_rollouts, model
     judged = judge_rollouts(model, wrong, Options({"sampler": "float32", "trainer": "float32"}, cause_tokens=70))
     assert judged.sides["sampler"].verdict is Verdict.EXACT
     assert (judged.sides["trainer"].verdict, judged.sides["trainer"].cause) == (Verdict.BUG, name)
+    first, *others = figures_of(judged)["sides"]["trainer"]["hypotheses"]
+    assert name.startswith(first["name"]) and "as computed" in {each["name"] for each in others}
 
 
 @pytest.mark.rounding

@@ -111,7 +111,9 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, c
 def test_the_wrong_quantisation_is_told_and_how_its_tokens_were_sampled(candidates, capsys):
     assert run(Q4, *candidates, *OWN_DEFAULTS) == 1
     verdict, why = first_lines(capsys.readouterr().out)
-    assert verdict == "NOT THE CLAIM" and why.startswith(f"of the candidates it is q4, sampled {OWN_DEFAULTS[3]}, not bf16")
+    assert verdict == "NOT THE CLAIM" and why.startswith(
+        f"of the candidates it is q4, sampled {OWN_DEFAULTS[3]}, not bf16"
+    )
 
 
 def test_a_list_without_the_truth_ends_in_none_of_these(capsys):
