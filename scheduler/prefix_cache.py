@@ -96,5 +96,5 @@ def block_key(parent: bytes, token_ids: list[int], salt: str) -> bytes:
     """SHA-256 of the parent's key, the token ids as 8-byte integers, and the salt; lengths come first."""
     text = salt.encode("utf-8")
     sizes = len(parent), len(token_ids), len(text)
-    form = f"<QQQ{len(parent)}s{len(token_ids)}q{len(text)}s"
-    return hashlib.sha256(struct.pack(form, *sizes, parent, *token_ids, text)).digest()
+    packed = struct.pack(f"<QQQ{len(parent)}s{len(token_ids)}q{len(text)}s", *sizes, parent, *token_ids, text)
+    return hashlib.sha256(packed).digest()

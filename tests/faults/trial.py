@@ -25,7 +25,10 @@ FIRST = {  # by section: what sees its faults soonest
     "A": ("equals-reference", "every-schedule"),
     "B": ("scheduler-machine", "every-schedule", "prefix-hits", "drafts-are-counted"),
     "C": ("scheduler-machine", "every-schedule", "refusals"),
-    "D": ("equals-reference", "text-is-what-the-tokens-say", "any-noise", "sampling-is-its-definition"),
+    "D": (
+        *("equals-reference", "speculative-is-plain", "text-is-what-the-tokens-say", "any-noise"),
+        "sampling-is-its-definition",
+    ),
     "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),
 }
 COMPUTED = (load_once, loaded, of_drawn, of_trained, known_of)  # what the process keeps may be of a faulty reference
