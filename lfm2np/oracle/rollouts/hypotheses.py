@@ -45,6 +45,7 @@ Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
 FILTERS = ("top_k", "top_p", "min_p")
+BITS = {"bfloat16": 8, "float16": 11}  # of the significand
 HEAD, CHUNKED = "head precision", "state lost at a chunk border"
 TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
 WIDTHS = (0.1, 0.01)  # of a temperature: the interval about the nearest, by turns
@@ -97,9 +98,10 @@ def hypotheses_of(
         Hypothesis("labels are not shifted", "logits that have seen the token", of_all(rollouts, late)),
         Hypothesis("a constant offset", undo=without_offset),
         *(
-            Hypothesis("reported values are rounded", f"to {name}", undo=partial(rounded_to, step_at), bits=bits)
+            Hypothesis(
+                "reported values are rounded", f"to {name}", undo=partial(rounded_to, step_at), bits=BITS.get(name, 0)
+            )
             for name, step_at in STEPS.items()
-            for bits in [{"bfloat16": 8, "float16": 11}.get(name, 0)]
         ),
         *(
             Hypothesis("another base of the logarithm", str(base), undo=partial(in_nats, math.log(base)))
@@ -112,7 +114,7 @@ def hypotheses_of(
                 of_all(rollouts, {"head_bits": bits, "rounds_inputs": bool(inputs)}),
                 bits=bits,
             )
-            for name, bits in (("bfloat16", 8), ("float16", 11))
+            for name, bits in BITS.items()
             for inputs in (", and the head's inputs", "")
         ),
         *seen_hypotheses("state leaks in a pack", packed_before(beside)),
