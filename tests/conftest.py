@@ -4,7 +4,7 @@ Profiles, by the variable HYPOTHESIS_PROFILE: `ci` (default) always draws the sa
 forty times as many, `few` always the same five, for emulated machines. No profile has a deadline: this is no test of
 speed.
 
-What takes long is marked `slow`, and left out where everything is asked for: `pytest tests` or any other folder, file,
+What takes long is marked `slow` or `night`, and left out by a bare `pytest`; `pytest tests` or any other folder, file,
 marker or -k has all of its tests.
 
 A test that computes in float32, float64 or bfloat16 has to be marked `rounding`, so that tests/kernels.py finds it: it
@@ -68,9 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
     if named or config.option.markexpr not in config.getini("addopts"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "night")))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_collection_finish() -> None:

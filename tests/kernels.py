@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only the marked tests of some files")
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
-    quick = " and not slow" if arguments.quick else ""
+    quick = " and not night" if arguments.quick else ""
     marked = ["-m", f"(rounding or kernels) and not peers{quick}"]
     given = [*marked, *(QUICK if arguments.quick else ()), *arguments.rest]
     rows: list[Row] = []

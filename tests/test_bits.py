@@ -89,7 +89,7 @@ def here() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @kernels_only
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -97,13 +97,13 @@ def test_the_bits_are_the_same_under_every_blas_kernel_and_thread_count(here, ke
     assert digests("exact", OPENBLAS_CORETYPE=kernel, OPENBLAS_NUM_THREADS=threads)["ours"] == here["ours"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(not FEATURES, reason="NumPy has no other vector code for this CPU than what it was built for")
 def test_the_bits_are_the_same_without_numpys_vector_code(here):
     assert digests("exact", NPY_DISABLE_CPU_FEATURES=FEATURES)["ours"] == here["ours"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @kernels_only
 @pytest.mark.rounding
 def test_plain_float32_fails_the_same_check():
@@ -112,7 +112,7 @@ def test_plain_float32_fails_the_same_check():
     assert any(other != hashes[0] for other in hashes[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(
     not {"X86_V4", "AVX512_SKX", "AVX512F"} & set(FEATURES.split()),  # by NumPy's version
     reason="NumPy's exp has other code only for AVX-512, which this CPU or this NumPy does without",

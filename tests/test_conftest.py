@@ -44,7 +44,7 @@ def output_of(folder: Path, tests: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_test_that_rounds_without_the_mark_fails(tmp_path: Path):
     shown = output_of(tmp_path, ROUNDING, str(tmp_path))
     assert "2 failed, 2 passed" in shown, shown

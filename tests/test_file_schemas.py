@@ -27,6 +27,8 @@ from scheduler import POLICIES, FinishReason
 from scheduler.plan import MoveKind
 from scheduler.trace import VERSION
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(lfm2np.__file__).parent
 TORTURE = Path(__file__).parent.parent / "fixtures" / "torture"
 

@@ -90,6 +90,7 @@ def test_a_golden_was_made_from_the_fixture_and_the_prompts_that_are_there(name:
     assert sum(map(len, expected)) == (sum(LENGTHS) if name in CHECKPOINTS else TRAINED_POSITIONS) >= 200
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_float64_is_transformers_with_norms_and_rotations_in_float64_too(name: str) -> None:
@@ -106,6 +107,7 @@ def test_float64_is_transformers_with_norms_and_rotations_in_float64_too(name: s
     assert 1e-7 < errors(name, np.concatenate(ours(name, "float64")))[0] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_is_no_further_from_float64_than_transformers_in_float32_and_chooses_its_greedy_tokens(name: str) -> None:
     """Measured: 0.33 to 0.93 of its largest difference, 0.43 to 0.71 of its root mean square.
@@ -123,6 +125,7 @@ def test_exact_is_no_further_from_float64_than_transformers_in_float32_and_choos
     assert exact.argmax(-1)[decided].tolist() == wide.argmax(-1)[decided].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_is_about_as_far_from_float64_as_transformers_in_float32(name: str) -> None:
@@ -132,6 +135,7 @@ def test_float32_is_about_as_far_from_float64_as_transformers_in_float32(name: s
     assert peer_rms / 4 <= our_rms <= 2 * peer_rms
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_off_by_a_few_per_cent_of_the_logits_deviation(name: str) -> None:

@@ -9,6 +9,7 @@ from kernels import QUICK, Asked, Row, kernel_of, not_as_asked
 MACHINE = blas.Machine("OpenBLAS", "Haswell", 2, "AVX2 FMA3", "2.4.6", "3.11.7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["Haswell", "Sandybridge", "Nehalem"])
 def test_the_kernel_taken_is_what_the_library_says(kernel: str):
     if not blas.can_run(kernel):

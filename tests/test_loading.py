@@ -36,6 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> lfm2np.Model:
     return lfm2np.load(write_model(tmp_path_factory.mktemp("models") / "model"))
 
 
+@pytest.mark.slow
 def test_the_error_state_that_a_caller_set_changes_no_bit() -> None:
     """Pinned: np.seterr(all="raise") ended in a FloatingPointError of a softmax, a draw or a rounding to float16."""
     drawn = lfm2np.SamplingParams(temperature=1e-3, seed=1, max_tokens=3, logprobs=2)
@@ -64,6 +65,7 @@ def test_a_file_that_is_cut_off_while_its_weights_are_streamed_is_named(tmp_path
     assert resident.logits([1]).tobytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)
 def test_streamed_weights_change_no_bit(path):
     model = lfm2np.load(path)
@@ -71,6 +73,7 @@ def test_streamed_weights_change_no_bit(path):
     assert lfm2np.load(path, weights="streamed").logits(ids).tobytes() == model.logits(ids).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)
 def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
     """Causality of both operators: whatever follows, the bits stay."""
@@ -86,6 +89,7 @@ def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
 UNLIKE = ("all_attention", "all_convolution", "lfm3_minimal_config", "lfm3_window_of_one", "moe_published")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [None, *(path for path in TORTURE if path.name in UNLIKE)],
@@ -161,6 +165,7 @@ def test_equal_logits_give_the_lowest_id():
     assert [s.margin for s in model.score([0, 7])] == [0.0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 299), min_size=2, max_size=12))
 def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
     logits = model.logits(ids).astype(np.float64)
@@ -217,6 +222,7 @@ def test_a_request_that_cannot_be_met_raises_at_once(model, call, fragment):
     assert fragment in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_completion_keeps_no_logits(model):
     """At a vocabulary of 65,536 each row is 256 KiB: ten thousand tokens would be 2.6 GB."""
     rows = []

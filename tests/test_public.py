@@ -35,7 +35,7 @@ def test_an_engine_is_reached_by_its_factory_or_its_name():
     assert by_factory["findings"] == by_name["findings"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.rounding
 def test_a_wrong_engine_is_called_wrong():
     figures = lfm2np.check(wrong, cases=["short-prompts"])

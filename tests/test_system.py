@@ -118,6 +118,7 @@ def test_the_c_library_of_a_browser_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert not system.keep_freed_memory()
 
 
+@pytest.mark.slow
 def test_a_program_for_a_browser_computes_the_same_tokens() -> None:
     """The flags as they are there, before anything of the package is imported; a process can't be started."""
     program = """

@@ -31,7 +31,7 @@ from lfm2np.oracle.judging.verdict import (
     route_probability,
     size_of,
 )
-from lfm2np.oracle.report.report import plural
+from lfm2np.oracle.report.report import are, plural
 from lfm2np.oracle.workloads import CASES
 from lfm2np.values import Progress
 
@@ -192,11 +192,11 @@ def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
     chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
     together = f"{probability_words(chance)} together, though each alone could be a tie"
     is_tie = any(position.is_flip and position.verdict is not Verdict.BUG for position in positions)
-    further = f"than {format_name} explains"
+    further, routed = f"than {format_name} explains", plural(len(routes), "token")
     reasons = {
-        f"{len(bugs) - len(routes)} tokens are further behind the oracle's {further}": len(routes) < len(bugs),
-        f"{len(routes)} tokens went to experts whose scores are further behind {further}; {example}": bool(routes),
-        f"{drifts} log-probabilities are further off {further}": drifts > 0,
+        f"{are(len(bugs) - len(routes), 'token')} further behind the oracle's {further}": len(routes) < len(bugs),
+        f"{routed} went to experts whose scores are further behind {further}; {example}": bool(routes),
+        f"{are(drifts, 'log-probability')} further off {further}": drifts > 0,
         f"this many flips have a probability of {together}": chance < FLIPS_LIMIT and is_tie,
         f"this many tokens routed to other experts have a probability of {probability_words(route_chance)}": (
             route_chance < FLIPS_LIMIT

@@ -14,10 +14,10 @@ x > u + limit * b; the set contains limit and float32_units.
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
-BUG           a token that is further behind, more tokens than expected, or a log-probability that is no finite number
-              (Python writes NaN)
-INCONCLUSIVE  no answer, fewer tokens than expected, not one log-probability for each token (null is none), or a token
-              that the set can't judge
+BUG           a token that is further behind, more tokens than expected, or a log-probability that is no number or
+              infinite (Python writes NaN and Infinity)
+INCONCLUSIVE  no answer, fewer tokens than expected, not one log-probability for each token (null is none), one of
+              -Infinity, which is left of a probability that a format can't hold, or a token that the set can't judge
 
 After a token that is not the expected one the context differs, so the rest is not judged; a script feeds the expected
 tokens, so all of its are. Scripts without any answer are named as not run. Exit code: 0 right, 1 wrong, 2 inconclusive,
@@ -142,7 +142,7 @@ def judge_token(
 ) -> tuple[str, str]:
     """Verdict and detail. A likely token's error is that of the expected one minus that of their difference, so its
     standard deviation is at most the sum of the two."""
-    if logprob is not None and not math.isfinite(logprob):
+    if logprob is not None and (math.isnan(logprob) or logprob == math.inf):
         return BUG, f"log-probability {logprob} of token {token}: expected a finite number"
     top = position["top"]  # [id, log-probability, logit], best first
     behind, allowed = [top[0][2] - logit for _, _, logit in top], allowances(position, format_name, rules)
@@ -154,6 +154,11 @@ def judge_token(
     if rank and behind[rank] > allowed[rank]:
         explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
         return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
+    if logprob == -math.inf:
+        return (
+            INCONCLUSIVE,
+            f"log-probability {logprob} of token {token}: left of one that a format can't hold",
+        )
     if logprob is not None:
         error = abs(logprob - top[rank][1])
         explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]

@@ -27,6 +27,7 @@ from lfm2np.truth import integers
 from lfm2np.truth.config_values import SIZES
 
 
+@pytest.mark.slow
 @given(seeds, kinds, kinds, st.sampled_from(FORMS), st.integers(1, 5), st.integers(1, 9), st.integers(1, 200))
 def test_a_product_equals_python_integers_on_the_same_grid(seed, x_kind, w_kind, form, tokens, outputs, inputs):
     """In `exact` and in `integers`; of one, two and three slices, each summed exactly, added one after another."""
@@ -49,6 +50,7 @@ def require_pythons(x: np.ndarray, weight: np.ndarray) -> None:
         assert integers.linear(x, integers.prepare_matrix(weight, "w")).tobytes() == expected
 
 
+@pytest.mark.slow
 @given(seeds, kinds, kinds, st.integers(1, 300))
 def test_the_bound_that_makes_a_product_exact_holds_for_any_input(seed, x_kind, w_kind, inputs):
     """In units of both grids every term is an integer, and their absolute values sum to at most 2**53."""
@@ -132,6 +134,7 @@ def test_inputs_finer_than_proved_are_not_summed_exactly():
     assert Fraction(float((fine @ matrix.values.T)[0, 0])) != integer_dot(fine[0], matrix.values[0])
 
 
+@pytest.mark.slow
 @given(seeds, kinds, st.integers(1, 500))
 def test_an_exact_sum_is_right_to_2_to_the_minus_52_and_ignores_order(seed, kind, terms):
     rng = np.random.default_rng(seed)

@@ -17,6 +17,8 @@ import lfm2np
 from lfm2np.arithmetic import Numerics
 from lfm2np.truth import reference
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[Any]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = (*MIXTURES, "moe")

@@ -152,6 +152,7 @@ def test_every_operation_of_the_exact_path_is_one_that_is_allowed(file: str):
     assert refused(file, (TOP / file).read_text(encoding="utf-8")) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -11,6 +11,8 @@ import pytest
 from lfm2np.arithmetic.products import exactness
 from lfm2np.errors import NumericsError
 
+pytestmark = pytest.mark.slow
+
 # push the new value; ldmxcsr [rsp]; pop rax; ret
 SET_MXCSR = """
 import ctypes, mmap

@@ -211,6 +211,7 @@ if sys.argv[1:]:  # a thread that goes on when the main one is done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "more"), [("1", 0), ("3", 2)])
 def test_a_program_has_the_threads_of_its_environment_and_ends(given: str, more: int) -> None:
     variables = {name: value for name, value in os.environ.items() if name not in pieces.THREAD_VARIABLES}
@@ -240,6 +241,7 @@ def test_the_environment_says_how_many(environment: dict[str, str], expected: in
 REST = "import os, lfm2np.commands.cli; print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "program", "printed"),
     [

@@ -12,6 +12,7 @@ from lfm2np.arithmetic.products import product as ways
 from lfm2np.errors import NumericsError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("rows", [0, 1, 2, ways.FEW, ways.FEW + 1, ways.MANY, ways.MANY + 1])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (5, 3), (700, 40), (3, 2000)])

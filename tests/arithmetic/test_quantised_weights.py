@@ -40,6 +40,7 @@ def held(weight: np.ndarray) -> np.ndarray:
     return np.array(sums).reshape(weight.shape)
 
 
+@pytest.mark.slow
 @given(seeds, st.integers(1, 4), st.integers(1, 40), st.integers(1, 51))
 def test_what_is_left_over_is_what_the_slices_miss(seed: int, outputs: int, inputs: int, bits: int):
     """For any number of slices: by fractions, as a share of the power of two of the row's largest."""

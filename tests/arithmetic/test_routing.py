@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+import pytest
 from builders import MIXTURES, mixture
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +103,7 @@ TOKENS = 12
 loaded = functools.cache(lambda name: lfm2np.load(mixture(name)))
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(sorted(MIXTURES)),
     seed=seeds,

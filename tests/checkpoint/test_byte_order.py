@@ -27,6 +27,8 @@ from lfm2np.errors import CheckpointError
 from lfm2np.oracle.locate import dump
 from scheduler.checksum import json_sha256
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[2]
 FORMS = {"BF16": "f", "F16": "e", "F32": "f", "F64": "d"}  # as struct names them; BF16 is the upper half of a float32
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes

@@ -19,6 +19,8 @@ from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
 from lfm2np.checkpoint.text.tool_calls import ToolCall
 from lfm2np.errors import RequestError
 
+pytestmark = pytest.mark.slow
+
 FIXTURE = Path(__file__).parent.parent.parent / "fixtures" / "trained"
 
 

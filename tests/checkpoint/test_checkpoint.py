@@ -374,6 +374,7 @@ def sound_file() -> bytes:
     return safetensors_bytes(stored_weights(CONFIG))
 
 
+@pytest.mark.slow
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2**16) | st.integers(0, 300), st.integers(0, 255)), max_size=4),
     keep=st.none() | st.integers(0, 2**16),

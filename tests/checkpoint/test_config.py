@@ -394,6 +394,7 @@ def test_unknown_keys_are_reported_once_with_their_file(tmp_path: Path) -> None:
     assert len(caught) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not read")
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
@@ -420,7 +421,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("raw", [raw_config, raw_mixture])
 @given(
     changes=st.dictionaries(st.sampled_from(sorted({*OLD_350M, *raw_mixture(), "rope_parameters", *NOT_OF_LFM2})), JSON)

@@ -71,6 +71,7 @@ def test_the_experts_that_a_prompt_chooses_are_prepared_once_and_no_others(strea
     assert sorted(done) == sorted(named(2, first | numerics.chosen[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("arithmetic", NAMES)
 @pytest.mark.parametrize("name", MIXTURES)
@@ -80,6 +81,7 @@ def test_streamed_weights_change_no_bit(name: str, arithmetic: str) -> None:
     assert resident.logits(ids).tobytes() == streamed.logits(ids).tobytes()
 
 
+@pytest.mark.slow
 def test_which_experts_were_prepared_before_changes_no_bit() -> None:
     """A model that has answered other requests, and one that has not."""
     fresh, used = lfm2np.load(TORTURE / NAME), lfm2np.load(TORTURE / NAME)

@@ -263,6 +263,7 @@ def test_a_corrupt_tokenizer_is_refused_by_the_name_of_its_file(tmp_path: Path, 
     assert str(caught.value).startswith(f"{path}: ") and fragment in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_backtracks_without_end_is_an_error_of_the_file(tmp_path: Path) -> None:
     edited(write_tokenizer(tmp_path), lambda t: t.update(steps(split(r"(\S+)+b"))))
     with pytest.raises(TokenizerError, match=f"tokenizer.json: {FAILED}"):
@@ -302,6 +303,7 @@ except lfm2np.errors.TokenizerError as problem:
 """
 
 
+@pytest.mark.slow
 def test_without_the_package_a_checkpoint_loads_and_a_text_is_refused() -> None:
     command = [sys.executable, "-c", WITHOUT_THE_PACKAGE]
     child = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
@@ -323,6 +325,7 @@ def test_a_panic_becomes_our_error_and_an_interrupt_stays_one() -> None:
         guarded(lambda: fail(KeyboardInterrupt()), "t.json")
 
 
+@pytest.mark.slow
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 127)), max_size=4),
     keep=st.none() | st.integers(0, 2**13),

@@ -70,7 +70,8 @@ def both(text: str) -> tuple[str, str]:
     return readings[0], readings[1]
 
 
-@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(1000, 11000), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(1000, 11000), marks=pytest.mark.night)])
 def test_a_second_reading_agrees(seeds: range):
     read = 0
     for seed in seeds:

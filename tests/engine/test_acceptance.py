@@ -28,7 +28,7 @@ PARAMS = SamplingParams(
 )
 PROMPT = "recall: f = 7, r = 2 ->"
 Sequence = tuple[int, ...]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 
 
 def sequences(drafter_sampling: str | None) -> Counter[Sequence]:

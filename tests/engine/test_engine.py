@@ -30,8 +30,8 @@ ALIKE = {  # to the engine, as to its layers: others like them have shorter sche
 }
 SCHEDULES = [
     ("trained", 0),
-    *(pytest.param("trained", seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
-    *(pytest.param(name, seed, marks=pytest.mark.slow if name in ALIKE else ()) for seed, name in enumerate(TORTURE)),
+    *(pytest.param("trained", seed, marks=pytest.mark.night) for seed in (1, 2, 3)),
+    *(pytest.param(name, seed, marks=pytest.mark.night if name in ALIKE else ()) for seed, name in enumerate(TORTURE)),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 
@@ -73,7 +73,7 @@ def test_memory_that_is_not_the_references_is_named(
         engine.verify()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_an_audit_keeps_a_bounded_number_of_sequences():
     engine = AuditedEngine(lfm2np.load(hand_fixture()), block_size=1, num_blocks=200)
     for name in range(MOST_KNOWN // 3):

@@ -31,6 +31,7 @@ def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.slow
 def test_whatever_is_a_prompt_of_the_model_is_one_here(llm, model):
     expected = model.generate(IDS, 4).token_ids
     for one in (IDS, tuple(IDS), np.array(IDS), [np.int64(id) for id in IDS]):
@@ -108,6 +109,7 @@ def test_numbers_of_numpy_are_numbers(model):
     assert llm.engine.scheduler.config.block_size == 4
 
 
+@pytest.mark.slow
 def test_requests_of_the_caller_keep_their_outputs(llm, model):
     """They had vanished: LLM drew all outputs from its engine and kept its own."""
     name = str(llm._requests)  # the id that LLM would take next

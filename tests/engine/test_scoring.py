@@ -19,6 +19,8 @@ from lfm2np.engine.teacher_forcing import score_many
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.errors import NumericsError, RequestError
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 load = functools.cache(lfm2np.load)
 

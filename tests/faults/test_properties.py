@@ -13,6 +13,8 @@ from lfm2np.suite.adapters import own
 from lfm2np.suite.catalogue import ALL
 from lfm2np.suite.runner import run_property
 
+pytestmark = pytest.mark.slow
+
 BREAKS = {
     "equals-reference": ("positions-stop-at-40", "chunk-ignores-the-past-state", "right-padding-enters-the-state"),
     "every-schedule": ("fork-does-not-copy-the-state", "preempted-request-loses-its-output", "noise-of-the-batch-row"),
@@ -63,7 +65,7 @@ def test_every_property_for_any_engine_has_a_fault() -> None:
 
 RARE = "held-back-text-lost-at-an-abort"  # half a minute until an abort meets a text that is held back
 PAIRS = [
-    pytest.param(name, fault, marks=[pytest.mark.slow] * (fault == RARE))
+    pytest.param(name, fault, marks=[pytest.mark.night] * (fault == RARE))
     for name, faults in BREAKS.items()
     for fault in faults
 ]

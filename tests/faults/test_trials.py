@@ -19,6 +19,8 @@ import lfm2np
 from faults import FAULTS, VARIANTS, Fault, Variant, trial
 from lfm2np.suite.runner import Result
 
+pytestmark = pytest.mark.slow
+
 
 def tried(change: Fault, profile: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """What faults/trial.py says of it. AssertionError if it says nothing."""
@@ -30,14 +32,14 @@ def tried(change: Fault, profile: str, environment: Mapping[str, str]) -> dict[s
     return row
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_fault_is_caught(fault: Fault) -> None:
     row = tried(fault, "ci", {"OPENBLAS_NUM_THREADS": "1"})
     assert row["caught"], f"{fault.name} survives. {row['by']}"
     print(f"{fault.name}: by {row['by']} after {row['examples']} examples of {row['profile']}")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_variant_is_not_flagged(variant: Variant) -> None:
     row = tried(variant, "quick", variant.environment)
     assert not row["caught"], f"{variant.name} is flagged by {row['by']}: {row['message']}"

@@ -19,6 +19,8 @@ from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greed
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.workloads import CASES, noted
 
+pytestmark = pytest.mark.slow
+
 NEW = 4  # tokens of each request
 
 

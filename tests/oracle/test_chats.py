@@ -20,7 +20,7 @@ from lfm2np.commands.serve.settings import Settings
 from lfm2np.oracle import chats
 from lfm2np.oracle.engines.http_client import BadReply, HttpClient, TimedOut
 
-pytestmark = pytest.mark.rounding  # formats are emulated
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]  # formats are emulated
 FIXTURE = chat_fixture()
 CHATS = ("--cases", "chats")
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -144,7 +144,7 @@ class Racing(Changed):
     [
         (9, ["short-prompts"], False),
         (4, ["short-prompts"], True),
-        pytest.param(7, ["neighbours"], True, marks=pytest.mark.slow),  # repeated beside others, and alone
+        pytest.param(7, ["neighbours"], True, marks=pytest.mark.night),  # repeated beside others, and alone
     ],
 )
 def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
@@ -169,6 +169,7 @@ def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
     assert result.total.causes[0].sure == "certain" and not result.repeats
 
 
+@pytest.mark.slow
 def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_format(model: Model) -> None:
     requests = [request for round_ in rounds(Writer(model.config, model.tokenizer, 3)) for request in round_.requests][
         :12
@@ -187,6 +188,7 @@ def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_fo
     assert "errs like" not in verdict.reasons[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model, sign: float) -> None:
     """A log-softmax that adds V float32 terms one after another is off by up to V * 2**-25 at each token."""
@@ -332,6 +334,7 @@ def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Pat
     assert resumed.total == check(model, target, "float32", cases=["short-prompts"]).total
 
 
+@pytest.mark.slow
 def test_a_check_that_goes_on_says_that_answers_are_of_an_earlier_run(tmp_path: Path, capsys: Any) -> None:
     """Else those of an engine that was mended meanwhile are taken for its own."""
     path = tmp_path / "answers.jsonl"
@@ -342,7 +345,7 @@ def test_a_check_that_goes_on_says_that_answers_are_of_an_earlier_run(tmp_path: 
     assert json.loads(capsys.readouterr().out)["facts"]["earlier"].startswith("10 answers of an earlier run in ")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_another_format_than_declared_is_named(model: Model) -> None:
     result = checked(model, "bfloat16", "float32")
     assert result.total.verdict is Verdict.DRIFT

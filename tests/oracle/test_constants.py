@@ -16,7 +16,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 NAMED = {
     "scaled_attention": "the scale of attention is larger by about 1.6 %",
     "scaled_routing": "the scale of routing is larger by about 1.6 %",
@@ -32,7 +32,7 @@ def test_a_constant_is_no_format(model: Model) -> None:
     assert total.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_constant_shows_behind_rounding(model: Model) -> None:
     """No position does."""
     result = checked(model, "large_theta", "bfloat16")
@@ -41,7 +41,7 @@ def test_a_constant_shows_behind_rounding(model: Model) -> None:
     assert "as if rope_theta is larger by about" in result.total.reasons[0]
 
 
-@pytest.mark.parametrize("name", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["float32", pytest.param("bfloat16", marks=pytest.mark.night)])
 def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> None:
     result = checked_right(model, name)
     sought = result.total.constants
@@ -57,8 +57,8 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param("scaled_attention", marks=pytest.mark.slow),
-        pytest.param("scaled_routing", marks=pytest.mark.slow),
+        pytest.param("scaled_attention", marks=pytest.mark.night),
+        pytest.param("scaled_routing", marks=pytest.mark.night),
         "soft_capped",
     ],
 )
@@ -68,7 +68,7 @@ def test_each_of_them_is_named(model: Model, published: Model, engine: str) -> N
     assert total.verdict is Verdict.BUG and f"as if {NAMED[engine]}" in total.reasons[0], total.reasons
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_constant_that_is_far_off_is_measured_where_it_is(model: Model) -> None:
     """Along the direction of a small change it explains three quarters."""
     total = checked(model, "small_attention", cases=("neighbours",), at_once=2).total

@@ -21,7 +21,7 @@ from lfm2np.oracle.engines.target import Abilities, Played
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 
 def without_new_logprobs(request: Request, answer: Answer) -> Answer:

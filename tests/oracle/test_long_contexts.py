@@ -26,7 +26,7 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import Collected, send_all
 from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points, long_lengths, rounds
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 POSITIONS, FEWER, FEWEST = 384, 160, 64
 CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
@@ -125,7 +125,7 @@ def test_stored_rows_begin_late_and_change_nothing(model: Model, monkeypatch: py
     assert late.positions == whole.positions and late.total == whole.total
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("fault", LATE)
 def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) -> None:
     name, edits, words = LATE[fault]

@@ -28,7 +28,7 @@ from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
 from lfm2np.suite.adapters import Own
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
 

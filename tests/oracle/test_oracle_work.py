@@ -27,7 +27,7 @@ from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.vectors.golden import verify
 from lfm2np.truth import reference
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

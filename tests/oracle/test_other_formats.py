@@ -30,7 +30,7 @@ from lfm2np.suite.adapters import Own
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 ROUNDED = {"bfloat16": round_to_bfloat16, "float16": round_to_float16}
 NO_FORMAT = "no format errs like this"
 
@@ -44,9 +44,9 @@ def checked_factory(model: Model, factory: Factory, form: str = "float32") -> Ch
     [
         ("bfloat16", "outputs"),
         ("float16", "inputs"),
-        pytest.param("bfloat16", "residual", marks=pytest.mark.slow),
-        pytest.param("bfloat16", "inputs", marks=pytest.mark.slow),
-        pytest.param("float16", "outputs", marks=pytest.mark.slow),
+        pytest.param("bfloat16", "residual", marks=pytest.mark.night),
+        pytest.param("bfloat16", "inputs", marks=pytest.mark.night),
+        pytest.param("float16", "outputs", marks=pytest.mark.night),
     ],
 )
 def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(model: Model, form: str, what: str) -> None:
@@ -72,7 +72,7 @@ def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monk
     assert "right under --format bfloat16" in total.reasons[0], total.reasons
 
 
-@pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.night)])
 def test_weights_that_are_off_by_a_little_are_not_called_a_format(model: Model, share: float) -> None:
     """Before, "errs like int4 everywhere" of 10 %: its size alone says only that it is right under it."""
     total = checked_factory(model, partial(noisy, share)).total
@@ -134,7 +134,7 @@ def test_a_state_that_leaks_everywhere_is_neither_a_format_nor_an_operator(model
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_no_format_is_blamed_where_none_explains_it(model: Model) -> None:
     total = checked_factory(model, partial(noisy, 0.3)).total
     assert total.verdict is Verdict.BUG and NO_FORMAT in total.reasons[0]

@@ -32,7 +32,7 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import answered
 from lfm2np.oracle.workloads import Writer, noted, rounds
 
-pytestmark = pytest.mark.rounding  # the noise of the declared format
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]  # the noise of the declared format
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
 CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")

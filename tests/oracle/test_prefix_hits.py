@@ -27,7 +27,7 @@ from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.workloads import noted
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 BLOCK, CAPACITY = 16, 32  # tokens of a block, and blocks
 

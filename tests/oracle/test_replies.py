@@ -22,7 +22,7 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 Row = Mapping[int, float]
 TOP = 5

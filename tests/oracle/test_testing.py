@@ -24,6 +24,7 @@ def answer(form: str) -> tuple[list[int], list[float]]:
     return list(output.outputs[0].token_ids), [each.logprob for each in output.outputs[0].logprobs or ()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
 def test_a_right_answer_passes_also_in_numbers_of_numpy_and_without_log_probabilities(model: Model, form: str) -> None:
     ids, logprobs = answer(form)
@@ -32,18 +33,20 @@ def test_a_right_answer_passes_also_in_numbers_of_numpy_and_without_log_probabil
     assert_right(PROMPT, ids[:3], format=form)
 
 
+@pytest.mark.slow
 def test_a_coarser_format_than_stated_is_no_rounding(model: Model) -> None:
     with pytest.raises(AssertionError, match=r"^(DRIFT|BUG), not rounding: "):
         assert_right(PROMPT, *answer("bfloat16"), "float32", model)
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_named_with_the_exact_best_and_its_distance(model: Model) -> None:
     ids, logprobs = answer("bfloat16")
     wrong = [*ids[:4], (ids[4] + 1) % 512]
     with pytest.raises(AssertionError) as failure:
         assert_right(PROMPT, wrong, model=model)
     verdict, where, advice = str(failure.value).splitlines()
-    assert verdict.startswith("BUG, not rounding: 1 tokens are further behind")
+    assert verdict.startswith("BUG, not rounding: 1 token is further behind")
     assert where.startswith(f"token_ids[4] (position 10) is {wrong[4]}; the exact best is {ids[4]}, ")
     assert where.endswith("times the rounding error of bfloat16, which explains 10")
     assert f"lfm2np check ENGINE --model {model.path} --format 'bfloat16'" in advice

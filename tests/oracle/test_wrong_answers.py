@@ -22,7 +22,7 @@ from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 SHORT, STOPS = ("short-prompts",), ("stops",)
 EXACT, BUG, INCONCLUSIVE = Verdict.EXACT, Verdict.BUG, Verdict.INCONCLUSIVE

@@ -45,7 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # by transformers' model_type, what dif
 }
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_right_engine_of_another_family_holds(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -25,7 +25,7 @@ from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.truth.layers import parameter_count
 
-pytestmark = [pytest.mark.peers, pytest.mark.slow]
+pytestmark = [pytest.mark.peers, pytest.mark.night]
 
 GIGABYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 too_small = pytest.mark.skipif(GIGABYTES < 20, reason=f"{GIGABYTES:.0f} GB of memory, expected 20")

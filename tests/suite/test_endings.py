@@ -15,6 +15,8 @@ from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.runner import run_property
 from lfm2np.suite.strategies.tiny_models import loaded
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 SCENARIO = Scenario(TinyModel(), (Request("a", (3, 4), GREEDY),))
 TRAINED = Checkpoint(str(trained_fixture()))

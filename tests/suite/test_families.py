@@ -14,6 +14,8 @@ from lfm2np.suite.runner import run_property
 from lfm2np.suite.strategies.scenarios import FAMILIES, models
 from lfm2np.suite.strategies.tiny_models import TinyModel, config_of, loaded
 
+pytestmark = pytest.mark.slow
+
 IDS = [(7 * i * i + 3 * i + 1) % 24 for i in range(20)]
 PLAIN = TinyModel(layers="cA", experts=4)
 

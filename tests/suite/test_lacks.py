@@ -20,6 +20,8 @@ from lfm2np.suite.strategies.features import fit
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.tiny_models import TinyModel, raw_config
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 PLAIN = Request("a", (3, 4), GREEDY)
 Raw = dict[str, Any]

@@ -17,6 +17,8 @@ from lfm2np.suite.runner import run_property
 from lfm2np.suite.strategies.lengths import Lengths, lengths_of
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, scenarios
 
+pytestmark = pytest.mark.slow
+
 
 def test_scenarios_at_length_fit_the_model_and_the_memory():
     longest = 0
@@ -60,7 +62,7 @@ def run_recorded(given: dict[str, int], **attributes: Any) -> list[tuple[dict[st
     return list(Recording.seen)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
     engine_sizes = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
     for seen, chunk in (
@@ -96,7 +98,7 @@ def test_what_is_not_given_follows_from_what_is():
         told(SimpleNamespace(sizes={"blocks": 3}))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("fault", ["positions-stop-at-40", "chunk-deep-in-a-prompt-ignores-the-past-state"])
 def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str):
     with inject(fault):

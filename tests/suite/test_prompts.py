@@ -14,6 +14,8 @@ from lfm2np.checkpoint.text import chat, chat_template, messages, tokenizer
 from lfm2np.errors import TokenizerError
 from lfm2np.suite.test_tool_parsers import CHATS
 
+pytestmark = pytest.mark.slow
+
 SPECIAL = {"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
 MODULES = (messages, chat_template, chat, tokenizer)
 

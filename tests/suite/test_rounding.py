@@ -28,7 +28,7 @@ PLAIN = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=
 SCENARIO = Scenario(TinyModel(layers="ccAc"), (Request("a", (3, 4, 5, 3), PLAIN), Request("b", (5, 4), PLAIN)))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_our_engine_that_rounds_has_every_property(prop, name):
@@ -42,7 +42,7 @@ def test_without_a_format_it_is_not_equal_to_the_reference():
         assert run_property(by_id(name), adapters.own_bfloat16, "quick", shrink=False).status == "failed"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -60,6 +60,7 @@ def test_bugs_are_seen_beyond_the_noise(fault, name):
     assert "times the noise of bfloat16" in result.message
 
 
+@pytest.mark.slow
 def test_wrong_answers_are_named():
     answers = generate(adapters.own, SCENARIO).completions
     said = [
@@ -121,7 +122,7 @@ def test_answers_that_break_off_are_no_rounding(kept, monkeypatch):
         by_id("equals-reference").check(together, SCENARIO)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_plugin_takes_a_format(tmp_path: Path):
     def plugin(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite", *arguments]
@@ -138,7 +139,7 @@ def test_the_plugin_takes_a_format(tmp_path: Path):
     assert tuple(FORMATS) == NUMBER_FORMATS
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_another_format_than_the_declared_is_seen():
     declared = Rounding(adapters.own_bfloat16, "float32")
     for name in ("equals-reference", "every-schedule", "scores"):

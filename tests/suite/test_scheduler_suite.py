@@ -141,6 +141,7 @@ def test_every_fault_is_caught_on_our_scheduler(name, few):
     assert trial.by not in ("", "calls", "reports", "verify") and trial.applied, trial
 
 
+@pytest.mark.slow
 def test_every_fault_is_caught_on_another_scheduler(few):
     lacks = adapter_calls.Calls(Tiny, SIZES).lacks
     bare = suite.Outcome("tiny", lacks, frozenset())
@@ -497,6 +498,7 @@ def test_rings_and_samples_that_part_early(factory, broken, fewer):
 SUITE = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
 
 
+@pytest.mark.slow
 def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """In this process, so that it draws few programs."""
     (tmp_path / "wrong_adapter.py").write_text(
@@ -519,6 +521,7 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_faults_of_a_scheduler_from_the_command_line(
     fewer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -22,6 +22,8 @@ from lfm2np.suite.strategies.features import fit
 from lfm2np.teaching import tutorial
 from scheduler.protocol import POLICIES
 
+pytestmark = pytest.mark.slow
+
 
 class OtherNoise(adapters.Own):
     """Draws its tokens with other noise than the reference's, and says so."""
@@ -37,7 +39,7 @@ class OtherNoise(adapters.Own):
         super().add(replace(request, params=replace(request.params, seed=None if seed is None else 1000 + seed)))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("engine", [adapters.own, OtherNoise])
 @pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
 def test_our_engine_has_every_property(prop, engine):
@@ -46,7 +48,7 @@ def test_our_engine_has_every_property(prop, engine):
     assert result.examples >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.rounding
 def test_a_failure_prints_a_script_that_shows_it_again():
     result = run_property(by_id("equals-reference"), Rounding(tutorial.wrong, "float32"), "ci")
@@ -93,7 +95,7 @@ class Greedy:
         return [[adapters.Answer((request.prompt_token_ids[-1],) * request.params.max_tokens)] for request in requests]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_examples_are_drawn_without_what_an_engine_lacks():
     results = {prop.id: run_property(prop, lambda model, sizes: Greedy(), "quick") for prop in ALL}
     assert results["equals-reference"].status == "failed"
@@ -130,7 +132,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_nobody_elses_options_are_touched(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"
@@ -144,7 +146,7 @@ def test_nobody_elses_options_are_touched(tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Path):
     """As another engine's author would run it: from an empty folder, with a file of known failures."""
     (tmp_path / "mine.py").write_text(
@@ -193,7 +195,7 @@ def console(folder: Path, name: str, *arguments: str, options: str = "") -> subp
     return subprocess.run(command, cwd=folder, env=os.environ | checkout, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_console_command_finds_an_engine_in_the_current_folder(tmp_path: Path, asked: str):
     script, arguments, sentence = ASKED[asked]

@@ -23,6 +23,8 @@ from lfm2np.suite.tool_parsers.parsers import tokenizer
 from lfm2np.suite.tool_parsers.properties import PROPERTIES, Reply, check_blanks, check_case, check_whole, cuts
 from lfm2np.suite.tool_parsers.properties import replies as drawn_replies
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(TOP / "fixtures" / "tool_parsers"))
 from adapt_lfm2np import FromIds, FromText  # noqa: E402
@@ -218,7 +220,7 @@ def test_the_cases_catch_a_fault(name: str) -> None:
     assert any(caught_by_cases(factory) for factory in faulty(old, new))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("name", [name for name, fault in BY_NAME.items() if "p" in fault[4]])
 def test_the_properties_catch_a_fault(name: str) -> None:
     _, _, old, new, _ = BY_NAME[name]
@@ -252,7 +254,7 @@ def test_a_parser_of_another_form_is_told_what_is_expected(factory: Any, told: s
         check_blanks(factory, reply, [])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_reference_passes_the_properties() -> None:
     assert not any(
         caught_by_properties(factory) for factory in faulty("Nothing is evaluated.", "Nothing is evaluated.")

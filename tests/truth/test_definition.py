@@ -64,6 +64,7 @@ def test_vocabulary_and_context_are_capped_at_the_longest_exact_sum(key: str, mo
     assert integers.TERMS == 262_144
 
 
+@pytest.mark.slow
 def test_every_section_of_the_page_names_tests_and_they_are_there():
     text = PAGE.read_text(encoding="utf-8")
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:

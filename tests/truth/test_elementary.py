@@ -30,6 +30,7 @@ def exp_arguments() -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_exp_is_within_2_to_the_minus_50_wherever_its_result_is_normal():
     x = exp_arguments()
     errors = [relative_error(y, mpmath.exp(mpmath.mpf(float(a)))) for a, y in zip(x, elementary.exp(x), strict=True)]
@@ -50,6 +51,7 @@ def test_exp_of_either_zero_is_one_and_of_nan_is_nan_and_of_large_arguments_is_f
     assert np.isfinite([large, infinite]).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(), max_size=30), st.integers(1, 12))
 def test_exp_of_each_number_is_its_own_in_whatever_block_it_stands(x: list[float], block: int):
     with pytest.MonkeyPatch.context() as patch:
@@ -85,6 +87,7 @@ def log_arguments() -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_log_is_within_2_to_the_minus_49():
     x = log_arguments()
     x = x[x != 1.0]
@@ -110,6 +113,7 @@ def angle_arguments() -> np.ndarray:
     return np.concatenate([every, -every[::7]]).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_cos_and_sin_are_within_2_to_the_minus_49_up_to_position_2_to_the_20():
     x = angle_arguments()
     cos, sin = elementary.cos_sin(x)

@@ -262,6 +262,7 @@ def test_attention_scores(seed, q_kind, k_kind, tokens, context, head_dim):
     assert same(scores * (1.0 / np.sqrt(head_dim)), integers.head_scores(queries[:, 0], keys[:, 0], shift))
 
 
+@pytest.mark.slow
 @given(
     seeds,
     st.tuples(kinds, kinds, kinds),
@@ -340,7 +341,7 @@ SLOW = {"all_attention", "biased_two_taps", "sharded_mixed_types"}  # as others 
     [
         "hand",
         "draft",
-        *(pytest.param(f"torture/{name}", marks=pytest.mark.slow if name in SLOW else ()) for name in UNLIKE),
+        *(pytest.param(f"torture/{name}", marks=pytest.mark.night if name in SLOW else ()) for name in UNLIKE),
     ],
 )
 def test_end_to_end(name: str):
@@ -359,7 +360,7 @@ def digest_of(path: Path, numerics: str) -> str:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.slow), "integers"])  # exact: in test_bits
+@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.night), "integers"])  # exact: test_bits
 def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
     assert digest_of(lfm2np.trained_fixture(), numerics) in readme

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("lfm2np", "scheduler") for path in (TOP / folder).rglob("*.py"))
 

@@ -14,6 +14,8 @@ from lfm2np.commands.cli import trusted
 from lfm2np.errors import RequestError
 from lfm2np.truth import integers
 
+pytestmark = pytest.mark.slow
+
 LISTED = {file.file: file for file in trusted.trusted_files()}
 CHOOSING = {  # run beside them, and change no number of a plain checkpoint
     *("engine/loading.py", "arithmetic/__init__.py"),  # which arithmetic, by its name, and who calls the reference

@@ -133,4 +133,11 @@ def number(value: float | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """1 token, 2 tokens, 2 log-probabilities."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("ty") else f"{count} {noun}s"
+
+
+def are(count: int, noun: str) -> str:
+    return f"{plural(count, noun)} {'is' if count == 1 else 'are'}"

@@ -22,6 +22,7 @@ from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
+from lfm2np.oracle.report.report import are
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.tiny_models import AnyModel, loaded
 
@@ -83,7 +84,7 @@ def require_explained(number_format: str, model: AnyModel, said: Sequence[tuple[
     flips, chance = flip_probability(positions)
     if chance < FLIPS_LIMIT:
         likely = f"probability {probability_words(chance)} together in {number_format}"
-        raise Violation(f"{flips} tokens are not the reference's: {likely}")
+        raise Violation(f"{are(flips, 'token')} not the reference's: {likely}")
 
 
 def require_rounded_scores(

@@ -83,6 +83,7 @@ def test_what_was_written_is_read(path: Path, version: int, alignment: int):
     }
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_refused(path: Path):
     """The last tensor ends in a number that is not 0; what follows is padding."""
     last = len(WHOLE.rstrip(b"\0")) - 1
@@ -170,6 +171,7 @@ def test_what_lies_is_told(path: Path, what: str):
     refused(path, *WRONG[what])
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), also=st.lists(st.integers(0, 255), max_size=12))
 def test_a_damaged_file_is_refused_or_read_and_nothing_else(path: Path, at: int, byte: int, also: list[int]):

@@ -33,6 +33,8 @@ from lfm2np.oracle.locate.rounded_inputs import rounded
 from lfm2np.oracle.locate.spread import Measured
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
+pytestmark = pytest.mark.slow
+
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=64), "config.json")
 IDS = [int(integer) for integer in np.random.default_rng(4).integers(8, 64, 20)]
 TYPES = ("Q8_0", "Q4_1", "MXFP4", "Q4_K", "Q6_K")

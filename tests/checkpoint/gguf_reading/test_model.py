@@ -26,6 +26,8 @@ from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import matrix_parts
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 # GGUF has no place for biases of convolutions, routers without one, factors of the experts' outputs; none for LFM3.

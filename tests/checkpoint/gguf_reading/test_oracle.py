@@ -24,6 +24,8 @@ from lfm2np.oracle.locate.spread import PRECISIONS, as_kept
 from lfm2np.oracle.vectors.golden import make, model_facts, verify
 from lfm2np.truth import reference
 
+pytestmark = pytest.mark.slow
+
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
 IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 300, 40))
 

@@ -15,6 +15,8 @@ from gguf_file import Tensor, gguf_bytes, model_keys
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.commands.cli import main
 
+pytestmark = pytest.mark.slow
+
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40}
 DENSE = parse_config(raw_config(**WIDE), "config.json")
 

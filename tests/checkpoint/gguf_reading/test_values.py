@@ -28,6 +28,7 @@ def fractions(values: np.ndarray) -> list[Fraction]:
     return [Fraction(value) for value in values.reshape(-1).tolist()]
 
 
+@pytest.mark.slow
 @every_format
 @given(data=st.data())
 def test_a_weight_is_exactly_what_its_format_says(name: str, data: st.DataObject):

@@ -39,6 +39,8 @@ from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.commands.cli.program import main
 from lfm2np.errors import TokenizerError
 
+pytestmark = pytest.mark.slow
+
 TABLES = "tokenizer.ggml."
 LETTERS = "'sStTdDmMlLvVeErRK\u017f\u212aaZ190\u0664\u00bd\u4e2d\u0301 \t\n\r\x0b\u2003!-.<|>"
 AROUND_SPLITS = st.text(st.sampled_from(LETTERS))

@@ -25,6 +25,8 @@ from lfm2np.checkpoint.stored import widen
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [1, 7, 12, 3, 30, 21]
 OUT, KEYS = "model.layers.0.conv.out_proj.weight", "model.layers.1.self_attn.k_proj.weight"
 AUTO = {

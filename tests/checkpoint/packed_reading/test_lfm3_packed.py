@@ -162,6 +162,7 @@ def seeing(
     return write(directory, above | quantization, renamed | vision)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the language model alone")
 @every_form
 @pytest.mark.parametrize("prefix", PREFIXES)

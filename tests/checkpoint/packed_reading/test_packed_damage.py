@@ -270,6 +270,7 @@ def read_whole(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "edit", "named"), REFUSED, ids=[f"{base}-{text[:50]}" for base, _, text in REFUSED])
 def test_what_does_not_fit_is_named_in_one_line(base: str, edit: Edit, named: str, tmp_path: Path):
     raw, tensors = made(base)
@@ -331,6 +332,7 @@ def objects(value: object) -> list[dict[str, Any]]:
     return [value, *(inner for each in value.values() for inner in objects(each))] if isinstance(value, dict) else []
 
 
+@pytest.mark.slow
 @given(data=st.data(), base=st.sampled_from(["mlx", "int4-g32-zero", "int8-channel", "float8-tensor", "gptq", "awq"]))
 def test_damage_is_one_line_or_none(data: st.DataObject, base: str, tmp_path_factory: pytest.TempPathFactory):
     """Settings, names, shapes and bytes at random: the directory is read, or one line says what is wrong."""

@@ -43,6 +43,7 @@ def drawn(seed: int, coding: str, dtype: str, with_bias: bool) -> tuple[PackedRo
     return rows, expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -52,6 +53,7 @@ def test_a_weight_is_exactly_what_its_codes_and_its_group_say(coding: str, dtype
     assert fractions(widen(rows, "any")) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", BITS.values())
 @given(seed=st.integers(0, 2**32 - 1), columns=st.integers(1, 100))
 def test_rows_that_end_within_a_word(width: int, seed: int, columns: int):
@@ -82,6 +84,7 @@ EDGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", ["1 bits", "4 bits", "8 bits", "int8", "float8", "float4"])
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_edges_of_scales_are_exact_or_refused(dtype: str, coding: str):

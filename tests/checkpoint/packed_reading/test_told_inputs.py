@@ -78,6 +78,7 @@ def test_every_second_engine_takes_the_largest_scale_of_those_that_share_a_produ
     assert [inputs.rows for inputs in separate] == [tensors[name].shape[0] for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize(("name", "told_as"), [("int8-channel", {}), ("float8-channel", {}), ("float8-tensor", {})])
 def test_a_right_engine_is_about_as_far_off_as_the_format_says(name: str, told_as: Any, tmp_path: Path) -> None:

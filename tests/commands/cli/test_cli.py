@@ -85,6 +85,7 @@ def test_the_program_has_few_commands_and_options() -> None:
     assert len(COMMANDS) <= 16 and len(set().union(*options.values())) <= 98 and len(options["lfm2np check"]) <= 24
 
 
+@pytest.mark.slow
 def test_a_command_is_loaded_without_the_others() -> None:
     code = "import sys\nfrom lfm2np.commands.cli import main\nmain(['info', '--json'])\n"
     code += "print(*sorted(name for name in sys.modules if name in sys.argv[1:]), file=sys.stderr)"
@@ -174,6 +175,7 @@ def test_score_shows_the_tokens_of_a_completion_only(model, completion, answer):
     assert same["total_logprob"] == whole["total_logprob"]
 
 
+@pytest.mark.slow
 def test_digest_is_64_hex_digits_and_depends_on_the_weights(model, answer, capsys):
     assert main(["info", "--digest", "--model", str(model)]) == 0
     printed = capsys.readouterr().out.strip()

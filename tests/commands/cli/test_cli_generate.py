@@ -18,6 +18,8 @@ from lfm2np.commands.cli.shared.requests import Job
 from lfm2np.engine.outputs import CompletionOutput
 from lfm2np.engine.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = json.loads(Path(lfm2np.__file__).with_name("commands").joinpath("schemas", "generate.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 26"]

@@ -13,6 +13,8 @@ import termios
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lfm2np", *arguments]
@@ -142,7 +144,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_takes_over_two_seconds_shows_a_bar_on_a_terminal(model):
     arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "2", "--json"]
     slow, fast = on_a_terminal(SLOW, *arguments), on_a_terminal(PLAIN, *arguments)
@@ -209,7 +211,7 @@ def test_a_reader_that_goes_away_is_no_error_and_changes_no_verdicts_exit_code(w
     assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_terminal_that_knows_only_ascii_gets_question_marks_and_json_is_the_same(model):
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     options = ["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "30"]

@@ -12,6 +12,8 @@ from lfm2np.commands.cli import main
 from lfm2np.oracle.rollouts.exact import READINGS, scores_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from lfm2np.commands.cli.program import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("poisson:prompt=100,output=1-40,requests=60", "--rate", "5")
 MANY = (*SMALL, "--sweep", "policy=fcfs,static", "--sweep", "rate=2,8")
 

@@ -11,6 +11,8 @@ from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities
 
+pytestmark = pytest.mark.slow
+
 REQUESTS: list[dict[str, Any]] = [
     {"request_id": "first", "prompt_token_ids": [1, 2, 3]},
     {"prompt": "hello"},
@@ -88,7 +90,7 @@ def test_requests_that_overflow_are_told_beside_the_others(overflowing, tmp_path
     assert "overflow exact" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.rounding
 def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the trained fixture, whose tokens have texts."""

@@ -12,6 +12,8 @@ import pytest
 
 from lfm2np import system
 
+pytestmark = pytest.mark.slow
+
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
 import json, resource, sys

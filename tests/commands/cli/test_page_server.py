@@ -14,6 +14,8 @@ import pytest
 
 from lfm2np.commands.cli.program import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "engine" / "2-targets.md"
 
 

@@ -66,6 +66,7 @@ REFUSED: list[tuple[str, int, str]] = [
     # a command or an option that is misspelt
     ("chek http://127.0.0.1:9", 3, "; did you mean check? (see lfm2np "),
     ("check a:b --modle x", 3, "; did you mean --model? (see lfm2np "),
+    ("check a:b --mod x", 3, "; did you mean --model? (see lfm2np "),  # no abbreviations: --out would be --output
     ("check a:b --formt=bfloat16", 3, "; did you mean --format? (see lfm2np "),
     ("check a:b --format bfloat61", 3, "; did you mean bfloat16? (see lfm2np "),
     ("vectors mak", 3, "; did you mean make? (see lfm2np "),
@@ -142,6 +143,7 @@ REFUSED: list[tuple[str, int, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code", "named"), REFUSED, ids=[words[:60] for words, *_ in REFUSED])
 def test_what_can_not_be_met_is_one_line_and_its_exit_code(tmp_path, monkeypatch, model, failure, words, code, named):
     """The engine and the reference refuse the same."""

@@ -13,6 +13,8 @@ from served_app import Served, alone, expected, joined, model, serving, wrong
 import lfm2np
 from lfm2np.commands.serve.answers import token_name
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
@@ -37,7 +39,7 @@ def test_each_field_does_what_it_does_alone_whole_and_streamed(served: Served, m
         assert wrong(served.port, fields, expected(fields, logprobs=2), is_streamed) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @given(lot=st.lists(st.lists(token_ids, min_size=1, max_size=12), min_size=1, max_size=3), n=st.integers(1, 3))
 @settings(deadline=None, max_examples=20)
 def test_several_prompts_and_samples_are_numbered_prompt_after_prompt(served: Served, lot: list[list[int]], n: int):

@@ -128,7 +128,7 @@ def wait_until_rest(port: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system has no /proc")
 def test_a_crowd_gets_what_it_should_and_leaves_nothing_behind() -> None:
     with started(*SERVER) as (process, port):

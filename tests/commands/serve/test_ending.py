@@ -53,7 +53,7 @@ def wait_until_refused(port: int) -> None:
             time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_first_signal_waits_for_what_is_under_way(how: signal.Signals):
     with started() as (process, port), ThreadPoolExecutor(3) as pool:

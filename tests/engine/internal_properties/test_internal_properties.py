@@ -13,7 +13,7 @@ LONGEST = "large-schedules"  # half of the time of all of them
 
 @pytest.mark.parametrize(
     "prop",
-    [pytest.param(prop, id=prop.id, marks=pytest.mark.slow if prop.id == LONGEST else ()) for prop in INTERNAL],
+    [pytest.param(prop, id=prop.id, marks=pytest.mark.night if prop.id == LONGEST else ()) for prop in INTERNAL],
 )
 def test_it_holds(prop):
     result = run_property(prop, own, os.environ.get("LFM2NP_PROFILE", "quick"))

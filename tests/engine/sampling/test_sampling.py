@@ -54,6 +54,7 @@ def test_extreme_values_are_greedy_or_uniform_and_give_no_nan(extreme: float):
     assert 2**45 <= distribution(row, params, range(5), [0, 1, 1], ()).sum() <= 5 * 2**45
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-50, 0), min_size=1, max_size=20))
 def test_weights_are_the_exponential_in_units_of_the_grid(values: list[float]):
     weights = integer_weights(np.asarray([0.0, *values]))

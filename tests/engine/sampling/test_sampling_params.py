@@ -73,6 +73,7 @@ def test_the_defaults_are_vllms():
     assert params.profile == "vllm"
 
 
+@pytest.mark.slow
 @given(choices, st.data())
 def test_parameters_are_values_and_come_back_from_json(values: dict[str, Any], data: st.DataObject):
     """The order of ids does not matter; JSON holds the fields that differ from their default, and no others."""

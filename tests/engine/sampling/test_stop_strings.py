@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def longest_beginning(text: str, stops: Sequence[str]) -> int:
     return max((n for n in lengths for stop in stops if n < len(stop) and stop.startswith(text[-n:])), default=0)
 
 
+@pytest.mark.slow
 @given(st.lists(texts, max_size=10), stop_lists, st.booleans(), st.integers(0, 4))
 def test_held_back_is_what_may_still_become_a_stop_string_and_nothing_more(
     pieces: list[str], stops: list[str], include: bool, min_tokens: int

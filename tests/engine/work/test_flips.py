@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from damage import KINDS, Kind, cut, flipped, traces, tried
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from lfm2np.engine.work.place import DEATHS, Workers, map_shards
 from lfm2np.errors import WorkerError
 
+pytestmark = pytest.mark.slow
+
 SQUARES = {index: index * index for index in range(12)}
 FOREVER = 10**9
 

@@ -33,6 +33,8 @@ from lfm2np.engine.work.results_file import LineFile, ResultsFile, decoded, enco
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from scheduler.checksum import json_sha256, sealed
 
+pytestmark = pytest.mark.slow
+
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
 
 

@@ -26,6 +26,8 @@ from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.commands.cli import main
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,8 @@ from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import NumericsError
 
+pytestmark = pytest.mark.slow
+
 ALL, FEW = tuple(FILE_TYPES), ("Q8_0", "MXFP4")
 # Of the files' bytes, and of the figures of the lines of sides.py: any machine must make the same.
 PINNED = {
@@ -57,7 +59,7 @@ def test_files_and_figures_have_the_bits_of_every_machine(names: tuple[str, ...]
     assert names == FEW or errors[0] < errors[1] < min(errors[2:])  # F16, Q8_0, all others
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choose from: NumPy has {blas.here().blas}")
 def test_figures_are_the_same_under_other_kernels_and_threads(tmp_path: Path):
     command = [sys.executable, "-m", "lfm2np", "compare", *arguments(tmp_path, FEW), "--json"]

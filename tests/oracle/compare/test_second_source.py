@@ -66,6 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", [TRAINED, MOE], ids=["dense", "mixture"])
 def test_figures_of_positions_and_tokens(directory: Path, files: Path, capsys: Any):
     path = files / f"{directory.name}-Q4_0.gguf"
@@ -87,6 +88,7 @@ def test_figures_of_positions_and_tokens(directory: Path, files: Path, capsys: A
     assert close(perplexity["ratio"], np.exp((base - other).mean()))
 
 
+@pytest.mark.slow
 def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, capsys: Any):
     """As one request each, whose ids are given; perplexity is of all tokens but the BOS."""
     text = (FIXTURES / "compared.jsonl").read_text(encoding="utf-8")[:400]
@@ -144,6 +146,7 @@ def test_it_is_the_divergence_of_the_logits(base: Any, other: Any):
     assert found(base, other) == pytest.approx(by_mpmath(base, other), rel=1e-12, abs=1e-14)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(-2e3, 2e3, width=32), st.floats(-2e3, 2e3, width=32)), min_size=1, max_size=40))
 def test_it_is_never_negative_and_depends_on_no_order(pairs: list[tuple[float, float]]):
     base, other = np.array(pairs, np.float32).T

@@ -144,7 +144,7 @@ def ran(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, object]]]:
     return code, [json.loads(line) for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_path: Path):
     code, records = ran(tmp_path, "--engines", "ours/right,ours/dies", "--formats", "float32", *QUICK)
     assert code == 0
@@ -154,11 +154,13 @@ def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_
     assert not any(str(folder) in json.dumps(records) for folder in (tmp_path, FOLDER.parents[1]))
 
 
+@pytest.mark.slow
 def test_a_variant_prepares_the_checkpoint_in_its_own_way(tmp_path: Path):
     code, (record,) = ran(tmp_path, "--engines", "ours/unprepared", *QUICK)
     assert (code, record["reasons"]) == (0, ["no trained in float32 here"])
 
 
+@pytest.mark.slow
 def test_an_outcome_that_is_not_expected_is_told_and_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The environment that is given lacks what is pinned."""
     code, (record,) = ran(tmp_path, "--engines", "other")
@@ -167,6 +169,7 @@ def test_an_outcome_that_is_not_expected_is_told_and_is_exit_code_1(tmp_path: Pa
     assert "other/alone float32 check 1: expected right, came refused" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--engines", "mine"], ["--engines", "ours/alone"]])
 def test_an_unknown_name_is_told_with_those_that_are_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -175,7 +178,7 @@ def test_an_unknown_name_is_told_with_those_that_are_known(
     assert "ours/dies, ours/right" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="what is left behind is looked up in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Signals):

@@ -40,6 +40,8 @@ from lfm2np.oracle.engines.records import (
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.sending import answered
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """
 import json, os, subprocess, sys, time
 def read(): return json.loads(sys.stdin.readline() or '{"kind": "bye"}')
@@ -276,7 +278,7 @@ subprocess.Popen([sys.executable, "-I", "-S", "-c", child, sys.argv[1]])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("end", ["requests()", "sys.exit(5)", "time.sleep(60)"])
 def test_what_an_engine_leaves_behind_is_ended_with_it(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch

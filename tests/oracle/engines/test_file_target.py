@@ -96,6 +96,7 @@ def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
             transcript.known(other)
 
 
+@pytest.mark.slow
 def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(path: Path) -> None:
     content = path.read_bytes()
     start = content.rindex(b"\n", 0, -1) + 1

@@ -77,6 +77,7 @@ def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -
 # Together, and cancelled
 
 
+@pytest.mark.slow
 def test_all_requests_are_in_flight_together(vllm: Player) -> None:
     target = target_of(vllm, at_once=3)
     target.probe()
@@ -100,6 +101,7 @@ def test_an_aborted_request_is_left_midway_and_its_neighbour_is_not(name: str, t
     assert other.token_ids is not None and len(other.token_ids) == 4
 
 
+@pytest.mark.slow
 def test_without_a_stream_the_connection_is_closed_after_a_while(vllm: Player) -> None:
     def no_stream(handler: Handler) -> bool:
         body = handler.server.seen[-1][2]
@@ -537,6 +539,7 @@ ANYTHING = st.recursive(
 PLAYED = ((VLLM, play_vllm), (SGLANG, play_sglang), (LLAMA_CPP, play_llama), (TEXT, play_mlx))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PLAYED), st.data())
 def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
     played: tuple[Dialect, Any], data: st.DataObject
@@ -576,6 +579,7 @@ COUNTERS = {  # of a dialect: its page after so many requests, and what stands i
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "page", "words"), COUNTERS.values(), ids=COUNTERS)
 def test_a_server_whose_answers_report_no_hits_may_count_them(name: str, page: str, words: str) -> None:
     with playing(name) as player:

@@ -158,6 +158,7 @@ def empty(model: str, sizes: dict[str, Any]) -> Any:
 # --- an engine that is right
 
 
+@pytest.mark.slow
 def test_own_engine_says_what_the_reference_computes_beside_one_that_is_cancelled() -> None:
     model = lfm2np.load()
     target: Target = PythonTarget("lfm2np.suite.adapters:own", model.path)
@@ -183,6 +184,7 @@ def test_own_engine_says_what_the_reference_computes_beside_one_that_is_cancelle
     target.close()
 
 
+@pytest.mark.slow
 def test_no_hypothesis_is_needed() -> None:
     modules = ("oracle.engines.protocol", "suite.adapters", "oracle.engines.python_target")
     modules += ("oracle.engines.exec_target", "oracle.engines.file_target", "oracle.engines.transformers_target")

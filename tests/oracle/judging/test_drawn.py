@@ -21,6 +21,8 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.total import refuted_reasons
 from lfm2np.oracle.workloads import CASES
 
+pytestmark = pytest.mark.slow
+
 SEEDS, TOKENS = 32, 4
 
 

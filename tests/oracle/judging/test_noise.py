@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, SPREAD, root_mean_square
 from lfm2np.truth import reference, rope
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 TORTURE = sorted((Path(__file__).parents[3] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 60, 40))

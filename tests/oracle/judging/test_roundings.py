@@ -17,6 +17,8 @@ from lfm2np.oracle.judging import formats
 from lfm2np.oracle.judging.emulate import added_in_float16, emulated
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, Input, format_named, in_blocks_for, others
 
+pytestmark = pytest.mark.slow
+
 F32 = np.float32
 ROWS = st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=70)
 FLOAT8 = sorted(

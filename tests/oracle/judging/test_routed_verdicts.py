@@ -36,7 +36,8 @@ from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, route
 from lfm2np.oracle.total import total
 from lfm2np.truth import reference
 
-pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
+# The noise is of this machine's float32; what is compared bit for bit is exact.
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 # --- an engine that computes exactly, or in another arithmetic, and sends its tokens where it is told
 

@@ -31,7 +31,7 @@ from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.workloads import Writer, rounds
 
-pytestmark = pytest.mark.usefixtures("without_constants")
+pytestmark = [pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 
 @cache

@@ -31,7 +31,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.total import Total, total
 
-pytestmark = pytest.mark.usefixtures("without_constants")
+pytestmark = [pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 AS_LLAMA_CPP = "q8 kv:float32"
 
 

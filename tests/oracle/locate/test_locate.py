@@ -31,7 +31,7 @@ from lfm2np.oracle.locate.operations import Oracle, gated, operations
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Steps, describe_channels
 from lfm2np.oracle.locate.spread import PRECISIONS, known
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 FLOATS = ("float32", "float16", "bfloat16")
 PER = {operation.name: operation.per for operation in operations(load_config(SIX))}
@@ -44,7 +44,7 @@ PER = {operation.name: operation.per for operation in operations(load_config(SIX
 OF_EACH_FORMAT = [
     pytest.param(
         *(directory, name, 5 * ((row + column) % 2) + (directory.name != "trained")),
-        marks=[] if row == 0 or (row + column) % len(FLOATS) == 0 else pytest.mark.slow,
+        marks=[] if row == 0 or (row + column) % len(FLOATS) == 0 else pytest.mark.night,
     )
     for row, directory in enumerate(DIRECTORIES)
     for column, name in enumerate(FLOATS)

@@ -36,7 +36,7 @@ from lfm2np.oracle.locate.dump import content_of, parse_dump
 from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 Build = Callable[[Model], RecordedEngine]
 READ = ("self_attn.keys_read", "self_attn.values_read")

@@ -29,7 +29,7 @@ from lfm2np.arithmetic import attention
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 
 @dataclass(frozen=True)

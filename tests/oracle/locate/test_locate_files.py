@@ -258,6 +258,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", COMPILERS)
 def test_the_writer_compiles_and_writes_a_dump(source: str, tmp_path: Path) -> None:
     command = COMPILERS[source]

@@ -38,7 +38,7 @@ from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 SCORES, CHOSEN, WEIGHTS, OUTPUTS = (
     f"{SPARSE}.{part}" for part in ("scores", "experts_chosen", "expert_weights", "expert_outputs")

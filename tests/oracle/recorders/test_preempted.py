@@ -28,7 +28,7 @@ from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import Adapter, Shown
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
 PROMPTS = (tuple(range(20, 31)), (5, 6, 7))

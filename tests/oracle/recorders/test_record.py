@@ -31,7 +31,7 @@ from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.sending import send_all
 from lfm2np.teaching.tutorial import Adapter, Shown
 
-pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants")]
+pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
@@ -153,7 +153,7 @@ def test_a_wrong_operator_is_named_from_the_shortest_wrong_request_alone(model: 
     assert len(cause.prompts[0]) + cause.max_tokens - 2 == min(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_request_that_is_wrong_beside_others_only_is_recorded_beside_them(model: Model) -> None:
     _, cause = located(model, "convolution-crosses-requests", ("neighbours",))
     assert cause.finding is not None
@@ -162,7 +162,7 @@ def test_a_request_that_is_wrong_beside_others_only_is_recorded_beside_them(mode
     assert f"beside {len(cause.prompts) - 1} others" in cause.lines[0]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_no_verdict(model: Model) -> None:
     """Prefix hits: the recorded engine has none."""
     _, cause = located(model, "prefix-hit-without-its-state", ("prefixes",))

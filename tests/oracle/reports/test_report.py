@@ -36,7 +36,7 @@ from lfm2np.oracle.report.report import environment, number
 from lfm2np.oracle.total import Total
 from lfm2np.system import replaced, write_whole
 
-pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]  # all: what one of them computes is kept for the others
 
 
 # --- what a check may have found: by our own engine, right and with a fault, and made by hand

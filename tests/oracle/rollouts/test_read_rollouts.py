@@ -266,6 +266,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FIELDS), JUNK, st.none() | st.integers(0, 200))
 def test_damage_is_read_or_counted_and_harms_no_other_line(model: Model, name: str, junk: Any, cut: int | None) -> None:

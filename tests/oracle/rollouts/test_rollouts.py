@@ -32,6 +32,8 @@ from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.views import processed, viewed
 from lfm2np.oracle.rollouts.where import in_words
 
+pytestmark = pytest.mark.slow
+
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
     "planted_pack.jsonl": "state leaks in a pack (convolution)",
@@ -70,7 +72,7 @@ def exact(model, rollouts, reading):
     return [replace(r, sampler_logprobs=v, trainer_logprobs=v) for r, v in zip(rollouts, values, strict=True)]
 
 
-SLOW = [pytest.param(name, 8, 600, marks=pytest.mark.slow) for name in CAUSES if name != "planted_head.jsonl"]
+SLOW = [pytest.param(name, 8, 600, marks=pytest.mark.night) for name in CAUSES if name != "planted_head.jsonl"]
 
 
 @pytest.mark.parametrize(("name", "count", "cause_tokens"), [("planted_head.jsonl", 2, 150), *SLOW])

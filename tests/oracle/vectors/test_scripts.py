@@ -14,6 +14,8 @@ from lfm2np.oracle.vectors.scripts import SCRIPTS
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import Wrong
 
+pytestmark = pytest.mark.slow
+
 Json = dict[str, Any]
 Rows = Callable[[Json], np.ndarray]  # log-probabilities [T, V] of a row's tokens
 

@@ -24,7 +24,7 @@ from lfm2np.oracle.vectors.scripts import scripts_of
 from lfm2np.oracle.vectors.set_files import PACKAGED, VectorsError, document_text, packaged_set, read_set
 from scheduler.checksum import sealed
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 Edit = Callable[[dict[str, Any]], None]
 
 

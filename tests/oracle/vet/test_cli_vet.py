@@ -24,7 +24,7 @@ SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schem
 FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
-pytestmark = pytest.mark.rounding  # emulated engines have rounding errors of the machine
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]  # emulated engines have rounding errors of the machine
 ALONE = ("--candidate", f"bf16={TRAINED}")  # for what does not hang on the verdict, which never comes
 OWN_DEFAULTS = ("--sampling", "temperature=1", "--sampling", "temperature=1 top_k=40 min_p=0.05")
 BF16, Q4 = ANSWERS / "transformers-bfloat16.jsonl", ANSWERS / "llama.cpp-Q4_0.jsonl"
@@ -143,7 +143,7 @@ def test_a_candidate_that_is_there_twice_is_named_at_once(candidates, tmp_path, 
 # --- providers
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_provider_of_texts_is_vetted(candidates, capsys):
     def strict(body: dict[str, Any], number: int) -> tuple[int, Any]:
         if {"logprobs", "return_token_ids"} & set(body):

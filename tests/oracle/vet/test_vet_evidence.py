@@ -10,6 +10,8 @@ from lfm2np.oracle.vet.answers import questions_of, with_tokens
 from lfm2np.oracle.vet.evidence import FACTORS, MOST_OF_TEXT, Hypothesis, Likelihoods, joined_likelihoods, standings
 from lfm2np.oracle.vet.vetting import decided
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, LENGTH, ALPHA = 16, 8, 0.05
 MODEL = lfm2np.load()
 HYPOTHESES = [

@@ -18,6 +18,8 @@ from lfm2np.suite.fuzz.campaign import BATCH, FIRST_REPLAYS, LAST_REPLAYS, Campa
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
 
+pytestmark = pytest.mark.slow
+
 A = alphabet_of(None, 300)
 AROUND = Around(block=4, chunk=16, slots=3, longest=60, alphabet=A, sampling=True)
 Says = Callable[[Trace], Answer | None]

@@ -25,7 +25,7 @@ from lfm2np.suite.fuzz import campaign, started
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.started import StartedServer
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 OWN = "lfm2np.suite.adapters:own"
 SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
@@ -146,7 +146,7 @@ def script(path: Path, url: str) -> int:
     return subprocess.run(command, capture_output=True, cwd=path.parent / "empty", check=False).returncode
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -210,7 +210,7 @@ served.main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path, port: int) -> None:
     (tmp_path / "dying.py").write_text(DYING.format(fixtures=str(FIXTURES)))
     start = f"{sys.executable} dying.py --model {folder()} --numerics exact --port {port}"
@@ -266,7 +266,7 @@ def test_without_log_probabilities_the_report_says_that_only_tokens_were_compare
     assert "not tested tokens only: no log-probabilities were reported" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_stale_state_after_preemption_is_found_without_any_option(capsys: pytest.CaptureFixture[str]) -> None:
     """24 traces around blocks of 16 and chunks of 512 alone had not found it."""
     assert main(["fuzz", "stale_engine:factory", "--examples", "24", "--shrink-minutes", "0", "--json"]) == 1

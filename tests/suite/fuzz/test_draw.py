@@ -42,6 +42,7 @@ def is_of_draws(trace: Trace, around: Around) -> bool:
     return around.sampling and len(trace.requests) == DRAWN and all(request.is_sampled for request in trace.requests)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), arounds())
 def test_each_trace_is_valid_and_within_what_may_be_asked(seed: int, around: Around) -> None:
     trace = drawn_trace(around, str(seed))
@@ -136,6 +137,7 @@ def kinds(trace: Trace, around: Around) -> set[str]:
     return features | ({"more than slots"} if at_once > around.slots else set())
 
 
+@pytest.mark.slow
 def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
     seen: Counter[str] = Counter()
     for trace in drawn(SMALL, 250):

@@ -90,6 +90,7 @@ def ties() -> tuple[tuple[int, ...], int, int]:
     pytest.fail("no tie in thirty answers")
 
 
+@pytest.mark.slow
 def test_a_tie_of_the_declared_format_is_not_found() -> None:
     prompt, index, second = ties()
     tokens = [*(token for token, _, _ in right(prompt)[:index]), second]
@@ -109,6 +110,7 @@ def test_of_a_sampled_token_only_the_log_probability_is_judged() -> None:
     assert finding is not None and finding.kind == WRONG and "log-probability that is off by -0.5" in finding.what
 
 
+@pytest.mark.slow
 def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     """A server that ignores temperature: each token and each log-probability is right."""
     trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)

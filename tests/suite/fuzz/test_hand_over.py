@@ -25,7 +25,7 @@ from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, reproducer, require_place, row_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding, Right
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 A = alphabet_of(model().tokenizer, 300)
 TRACE = Trace(
     (

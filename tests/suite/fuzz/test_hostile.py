@@ -21,7 +21,7 @@ from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.watched import more_than
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 A = alphabet_of(model().tokenizer, 300)
 ONE = Trace((greedy("", A[:4], 2),))
 STREAMED = Trace((greedy("", A[:4], 6, streamed=True),))

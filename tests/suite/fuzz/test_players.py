@@ -38,6 +38,7 @@ def finding(trace: Trace, played: Played) -> Finding | None:
     return ByTruth(model(), "float32").finding(trace, played)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["exact", "float32"])
 def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str) -> None:
     with serving(numerics) as here, player_of(here) as player:

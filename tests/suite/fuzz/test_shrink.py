@@ -87,6 +87,7 @@ def test_it_stops_when_there_is_no_time_left() -> None:
     assert shrunk(BIG, lambda trace: pytest.fail("tried"), lambda: False) == BIG
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(any_traces(), st.integers(0, 2**16))
 def test_it_ends_and_tries_only_traces_that_differ_from_the_best(trace: Trace, bits: int) -> None:

@@ -18,6 +18,7 @@ from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 FIRST = {"prompt_token_ids": [5, 6], "max_tokens": 8}
 
 
+@pytest.mark.slow
 @given(any_traces())
 def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
     assert trace_from_json(json.loads(json.dumps(trace_as_json(trace)))) == trace
@@ -89,6 +90,7 @@ def shared(trace: Trace) -> list[list[int]]:
     return [[len([*takewhile(alike, zip(one, other, strict=False))]) for other in prompts] for one in prompts]
 
 
+@pytest.mark.slow
 @given(any_traces(), st.integers(0, 99))
 def test_other_tokens_keep_what_was_shared_and_all_else(trace: Trace, seed: int) -> None:
     other = relabelled(trace, ALPHABET, seed)
@@ -100,6 +102,7 @@ def test_other_tokens_keep_what_was_shared_and_all_else(trace: Trace, seed: int)
         assert all(token in ALPHABET for token, _ in pairs if token != 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(any_traces(3), min_size=1, max_size=4))
 def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:

@@ -20,6 +20,8 @@ from lfm2np.suite.itself.questions import Sizes
 from lfm2np.suite.itself.relations import NAMES, RELATIONS, piece_of
 from lfm2np.suite.itself.rounding_spread import Outcome
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
 
 
@@ -46,7 +48,7 @@ def test_an_engine_whose_bits_never_change_has_equal_bits_under_every_relation()
 
 
 @pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 5e-3), ("bfloat16", 0.05)])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.night) for seed in (1, 2))])
 def test_an_engine_that_rounds_is_within_its_spread(format_name: str, noise: float, seed: int) -> None:
     checked = asking(Pretend(noise), format_name, seed=seed).run()
     assert broken(checked) == set()
@@ -87,7 +89,7 @@ EVERY_BUG = {**{name: ({"bug": bug}, broken) for name, (bug, broken) in BUGS.ite
 
 
 @pytest.mark.parametrize("name", EVERY_BUG)
-@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.night), 1e-6])
 def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
     fields, expected = EVERY_BUG[name]
     wrong = Pretend(noise, size=0.1, **fields)

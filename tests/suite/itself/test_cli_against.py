@@ -22,7 +22,7 @@ from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
 from lfm2np.suite.itself.relations import NAMES
 
-pytestmark = pytest.mark.rounding
+pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.suite.adapters:own"
@@ -70,7 +70,7 @@ def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> Non
     assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_a_fault_breaks_is_handed_over_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reports = ("--report", str(tmp_path / "r.html"), "--report", str(tmp_path / "r.xml"))
     with serving("float32") as right:
@@ -117,7 +117,7 @@ def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left
     assert check(capsys, "beside_others:right", *few)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
         code, report, _ = check(capsys, first.url, "--against", second.url, "--cases", "repeat")
@@ -128,7 +128,7 @@ def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[
         assert outcomes(report)["repeat"] in ("equal bits", "within spread")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

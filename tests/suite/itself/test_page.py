@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lfm2np.suite.itself.relations import NEEDS, RELATIONS
+
+pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).parents[3]
 PAGE = (TOP / "docs" / "engine" / "17-itself.md").read_text(encoding="utf-8")

@@ -76,6 +76,7 @@ def test_a_token_that_its_own_run_finds_less_likely_than_the_other_has_no_lead_t
     assert flip(same, same, 5, 9) == (pytest.approx(2.4), False)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=6), st.data())
 def test_other_tokens_differ_by_at_least_the_size_and_by_that_if_both_are_reported(
     logits: list[tuple[float, float]], data: st.DataObject

@@ -48,6 +48,8 @@ from lfm2np.teaching.drawings.views.ragged import leaked, ragged
 from lfm2np.truth import reference
 from scheduler import SchedulerConfig, replay
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\u200b\0<!--"
 
 

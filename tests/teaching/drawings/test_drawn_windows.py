@@ -22,6 +22,8 @@ from lfm2np.teaching.drawings.views.batching import batching
 from lfm2np.teaching.drawings.views.schedule import schedule
 from scheduler import FREED
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 8, "watermark": 0.0}
 
 

@@ -34,6 +34,8 @@ from lfm2np.teaching.drawings.views.worksheet import of_experts
 from lfm2np.truth import reference
 from lfm2np.truth.weights import FeedForwardWeights
 
+pytestmark = pytest.mark.slow
+
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 SPARSE = ("moe_published", "moe_fused_no_bias", "moe_one_a_token", "moe_all_experts", "moe_one_expert", "moe_near_ties")
 PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}

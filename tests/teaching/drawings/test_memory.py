@@ -18,8 +18,10 @@ from lfm2np.teaching.drawings.runs.paged import contents
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
+@pytest.mark.night
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_the_map_the_owners_and_the_schedule_are_the_trace(scenario: Scenario) -> None:
     """After every step: at a table's places are the request's own tokens; tables and slots of the plan are among what

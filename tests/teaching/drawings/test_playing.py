@@ -90,6 +90,7 @@ def test_both_halves_hold_every_token_of_every_request(run: Run) -> None:
         assert wasted == sums(outcome, len(outcome.run.steps))[3]
 
 
+@pytest.mark.slow
 def test_waiting_and_preempted_requests_are_drawn() -> None:
     picture = batching(drawn.demo_run()).picture
     above, below = picture.split('<g class="half">')[1:]

@@ -14,6 +14,8 @@ from lfm2np.teaching.lab.page import compute
 from lfm2np.teaching.lab.run import Verdict
 from lfm2np.teaching.lab.settings import Asked, Problems, link_of
 
+pytestmark = pytest.mark.slow
+
 Change = Mapping[str, Any]
 COPIES = (Asked("copy: tivu zo sa ->", 0, 8), Asked("copy: zo sa zo sa zo sa zo sa ->", 0, 24))
 EASY = {"budget": 8, "policy": "prefill-first", "slots": 6}

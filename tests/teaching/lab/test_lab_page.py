@@ -22,6 +22,8 @@ from lfm2np.teaching.lab.settings import (
     settings_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def read(pairs: list[tuple[str, str]]) -> Settings:
     return settings_of(read_link(urlencode(pairs)))

@@ -77,6 +77,7 @@ def test_a_wrong_guess_gets_a_hint_and_not_the_answer(number: int, place: int, a
         assert verdict.right or not hidden & set(said) - set(prediction.question.split()), verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "place", "change", "right", "told"),
     [
@@ -188,6 +189,7 @@ def test_each_guess_is_judged_by_its_own_question(again: Again) -> None:
                 assert judge_guesses(lesson, read_link(urlencode({name: text})), now, again) == {name: verdict}
 
 
+@pytest.mark.slow
 def test_a_guess_is_judged_where_it_was_entered_and_stays() -> None:
     status, page = compute("lesson=1&guess-2=eight&guess-1=10")
     assert status == 200
@@ -215,6 +217,7 @@ def test_a_guess_is_judged_where_it_was_entered_and_stays() -> None:
     assert typed.guesses == {"guess-1": "10", "guess-2": "eight"} and not typed.checked
 
 
+@pytest.mark.slow
 def test_a_page_without_a_guess_is_judged_of_nothing(again: Again) -> None:
     _, page = compute("lesson=1")
     assert "verdict" not in re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL) and "See the run" not in page
@@ -249,6 +252,7 @@ def test_a_guess_stays_where_the_settings_are_wrong() -> None:
 # --- the teacher's page
 
 
+@pytest.mark.slow
 def test_the_teachers_page_has_each_right_answer_as_the_engine_judges_it(again: Again) -> None:
     text = TEACHING.read_text(encoding="utf-8")
     written = text.partition(solutions.FIRST)[2].partition(solutions.LAST)[0].strip("\n")

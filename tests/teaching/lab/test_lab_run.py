@@ -28,6 +28,8 @@ from lfm2np.teaching.lab.settings import (
     settings_of,
 )
 
+pytestmark = pytest.mark.slow
+
 DEFAULT = Settings()
 PAPER = Settings(model="paper", requests=DEFAULT_REQUESTS["paper"])
 MANY = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in NAMES)
@@ -206,7 +208,7 @@ def test_the_same_link_is_the_same_page() -> None:
     assert compute(link_of(settings)) == first
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_largest_runs_of_the_form_are_drawn() -> None:
     """Eight long prompts in one step: too many rows for pictures, and none of them grows with their square."""
     long = tuple(Asked(f"{name} {'z' * 198}", 0, 2) for name in "abcdefgh")

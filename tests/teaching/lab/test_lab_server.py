@@ -22,6 +22,8 @@ from lfm2np.teaching.lab import server
 from lfm2np.teaching.lab.page import compute
 from lfm2np.teaching.lab.server import serving
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "lfm2np", "lab", "--port", "0", "--no-browser", "--json"]
 PAPER = "model=paper&prompt=the+cat&tokens=2"
 

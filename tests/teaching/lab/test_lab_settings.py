@@ -50,6 +50,7 @@ def problems_of(link: str) -> dict[str, str]:
     return caught.value.fields
 
 
+@pytest.mark.slow
 @given(SETTINGS)
 def test_a_link_is_read_back_as_the_run_it_was_made_of(settings: Settings) -> None:
     assert read(link_of(settings)) == settings
@@ -154,6 +155,7 @@ def test_every_lesson_can_be_named() -> None:
         fit(link_of(lesson.start))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.one_of(st.sampled_from(["prompt", "arrival", "model", "blocks", ""]), st.text()), st.text()))
 )

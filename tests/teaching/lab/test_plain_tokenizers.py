@@ -22,6 +22,8 @@ from lfm2np.teaching.lab.static import plain_tokenizers
 from lfm2np.teaching.lab.static.browser import FIXTURES
 from lfm2np.teaching.lab.static.plain_tokenizers import KINDS, kind
 
+pytestmark = pytest.mark.slow
+
 GOLDENS = FIXTURES["trained"]().parent / "goldens"
 # What the fixtures' texts have, special tokens among it, and what the pattern tells apart.
 WORDS = st.sampled_from(["sort", ": ", " ->", "\n", "\x1c", "\u2003", "\u00bd", "e\u0301", "<|im_end|>", "<|pad", "|>"])

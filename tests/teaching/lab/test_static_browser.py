@@ -158,7 +158,7 @@ def test_the_digests_here_are_those_of_the_readme_and_the_run_is_proved(visit: V
     assert visit.page.evaluate(CONTRAST) == []
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_second_tab_computes_by_itself(visit: Visit) -> None:
     second = Visit(visit.context, visit.address)
     second.ready()
@@ -237,7 +237,7 @@ def test_other_files_of_the_host_are_left_alone(visit: Visit, folder: Path) -> N
         (top / "worker.js").unlink()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_link_a_proof_and_a_run_that_are_stopped(browser: Any, address: str) -> None:
     visit = Visit(browser.new_context(), address, "?lesson=5")
     visit.page.wait_for_selector("#host-stop:visible")
@@ -357,7 +357,7 @@ def test_too_little_memory(browser: Any, folder: Path) -> None:
     small.close()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_classroom_without_https(browser: Any, folder: Path) -> None:
     """There is no service worker there, no cache and no SHA-256: the network each time, and all else as it is."""
     arguments = ["--no-sandbox", "--host-resolver-rules=MAP lab.test 127.0.0.1"]

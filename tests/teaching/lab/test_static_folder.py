@@ -25,6 +25,8 @@ from lfm2np.teaching.drawings.runs.recorded_run import Run
 from lfm2np.teaching.lab.static import archive, build, plain_safetensors, release
 from lfm2np.teaching.lab.static.browser import FIXTURES, PAGE
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[3]
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
 DIGESTS = re.findall(r"^[0-9a-f]{64}$", (TOP / "README.md").read_text(encoding="utf-8"), re.MULTILINE)

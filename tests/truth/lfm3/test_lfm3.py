@@ -31,6 +31,8 @@ from scheduler import Request, RequestRefused, Scheduler, SchedulerConfig, check
 from scheduler.groups import held
 from scheduler.prefix_cache import REASONS
 
+pytestmark = pytest.mark.slow
+
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
 

@@ -13,6 +13,8 @@ from without_lfm3 import lfm3_ablations
 import lfm2np
 from lfm2np.checkpoint.loaded import lfm3_fixture
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def model() -> lfm2np.Model:

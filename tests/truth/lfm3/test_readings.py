@@ -18,6 +18,8 @@ from lfm2np.oracle.locate.dump import content_of
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.suite.strategies.tiny_models import checkpoint
 
+pytestmark = pytest.mark.slow
+
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
 

@@ -87,6 +87,9 @@ class Help(argparse.RawDescriptionHelpFormatter):
 class OneLineParser(argparse.ArgumentParser):
     usage_exit_code = RequestError.exit_code
 
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more, allow_abbrev=False)
+
     def parse_args(
         self, args: Any = None, namespace: Any = None
     ) -> Any:  # as argparse's, but the command that is run refuses its unknown options, with the one that was meant
