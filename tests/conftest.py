@@ -14,9 +14,11 @@ fails here if it is not. (What a child process computes is not seen.)
 import functools
 import gc
 import os
+import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import blas
@@ -31,6 +33,7 @@ settings.register_profile("few", derandomize=True, deadline=None, max_examples=5
 settings.register_profile("deep", derandomize=False, deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+LEFT_OUT = re.compile(r"^pytestmark = .*mark\.(slow|night|peers|browser|docs|clients)\b", re.MULTILINE)
 SUMS = ("linear", "rms_norm", "swiglu", "attend_ragged", "convolve_ragged", "log_softmax")
 computed: list[str] = []  # since the current test's setup began: which arithmetic summed what
 
@@ -64,9 +67,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def is_bare(config: pytest.Config) -> bool:
+    """Whether `pytest` was asked for no folder, file, marker or -k."""
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
-    if named or config.option.markexpr not in config.getini("addopts"):
+    return not named and config.option.markexpr in config.getini("addopts")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which all is left out are not even read: that takes as long as many tests."""
+    if collection_path.suffix != ".py" or not is_bare(config):
+        return None
+    return True if LEFT_OUT.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not is_bare(config):
         return
     left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "night")))]
     config.hook.pytest_deselected(items=left_out)
