@@ -6,9 +6,12 @@ from functools import cache
 from itertools import chain
 
 import house_picture
+import pytest
 import rooms
 import schemas
 from docstrings import as_rest
+
+pytestmark = pytest.mark.slow
 
 DOCSTRING = """One line with `code`, a *star*, a trailing_ and |bars|.
 

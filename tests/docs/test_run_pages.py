@@ -153,6 +153,7 @@ $ echo drawn > curve.svg
 """
 
 
+@pytest.mark.slow
 def test_a_picture_is_the_one_that_a_command_of_the_page_draws(tmp_path: Path) -> None:
     status, message, page = run(tmp_path, PICTURE)
     assert status == 1 and "a command of the page draws another" in message

@@ -139,6 +139,7 @@ class Racing(Changed):
         return replace(answer, logprobs=tuple(logprob - 0.5 for logprob in answer.logprobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "cases", "fails"),
     [
@@ -162,6 +163,7 @@ def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
     assert sum(repeat["times"] for repeat in written["repeats"]) == times
 
 
+@pytest.mark.slow
 def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
     with inject("state-dropped-after-the-prompt"):
         target = PythonTarget("engines:float32", model.path)

@@ -105,6 +105,7 @@ def test_our_scheduler_meets_every_demand_and_meets_every_situation(monkeypatch:
     assert not [line for line in outcome.summary() if "never met" in line]
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(few):
     outcome = suite.try_scheduler(Tiny)
     assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
@@ -162,6 +163,7 @@ def test_the_page_has_every_feature_numbers_of_programs_and_faults_and_the_resul
     assert table.count("\n") > 10 and table in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("promised", "policy", "caching"),
     [
@@ -278,6 +280,7 @@ class Leaking(Tiny):
         return ended
 
 
+@pytest.mark.slow
 def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(fewer):
     lacks = adapter_calls.Calls(Leaking, SIZES).lacks
     broken = suite.smallest(Leaking, "somewhere:Leaking", lacks, "leaks", 1, "quick")
@@ -417,6 +420,7 @@ def test_numpy_numbers_are_numbers():
     run.drain()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
     outcome = suite.try_scheduler(RAISING)
     statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}

@@ -75,6 +75,7 @@ def same(first: np.ndarray, other: np.ndarray) -> bool:
     return first.dtype == other.dtype and first.shape == other.shape and first.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 @given(
     seeds,
     kinds,

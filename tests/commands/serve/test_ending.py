@@ -22,6 +22,8 @@ from served_app import ask, get
 from lfm2np.commands.cli import main
 from lfm2np.commands.serve.server import listen
 
+pytestmark = pytest.mark.slow
+
 LONG = {"prompt": [1, 5], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 COMMAND = [sys.executable, "-m", "lfm2np", "serve", "--port", "0", "--json"]
 

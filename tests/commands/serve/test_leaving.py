@@ -16,6 +16,8 @@ from served_app import HEAD, Served, model, serving
 
 from lfm2np.commands.serve.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 LONG = {"prompt": [1, 5], "max_tokens": 230, "ignore_eos": True, "temperature": 0}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not drop a client that does not read")
 

@@ -184,6 +184,7 @@ def test_texts_are_refused_where_there_is_no_tokenizer() -> None:
         assert status == 200 and reply["choices"][0]["logprobs"]["tokens"][0] == "token_id:1"
 
 
+@pytest.mark.slow
 def test_more_than_it_takes_on_is_told_to_come_again() -> None:
     with serving(model(), Settings("trained", max_requests=3)) as served, ThreadPoolExecutor(8) as pool:
         fields = {"prompt": [1], "max_tokens": 60, "ignore_eos": True, "temperature": 0}

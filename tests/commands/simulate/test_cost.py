@@ -47,6 +47,7 @@ def test_one_step_takes_as_long_alone_as_among_others(model, steps):
     assert together.dtype == np.int64 and together.tolist() == alone and min(alone) >= 1
 
 
+@pytest.mark.slow
 @given(models, shapes, st.sampled_from(FIELDS), st.integers(0, 2**20))
 def test_more_work_takes_no_less(model, step, name, more):
     assert model.nanoseconds(step._replace(**{name: getattr(step, name) + more})) >= model.nanoseconds(step)

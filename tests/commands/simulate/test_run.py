@@ -20,6 +20,8 @@ from lfm2np.commands.simulate.traffic import NANOSECONDS, Arrival, Traffic
 from lfm2np.oracle.report.as_text import as_text
 from scheduler import POLICIES, PrefixCache, Request, Scheduler, SchedulerConfig
 
+pytestmark = pytest.mark.slow
+
 SECOND = CostModel("a second a step", "none", ({"1": 1.0},))
 FEATURES = {"1": 3e-3, "tokens[:8]": 1e-4, "tokens": 2e-5, "read": 3e-8, "checkpoints": 1e-6}
 LARGEST = {"tokens": 40, "requests": 5, "read": 300}

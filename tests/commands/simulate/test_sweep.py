@@ -29,6 +29,8 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.report.as_text import as_text
 from scheduler import SchedulerConfig
 
+pytestmark = pytest.mark.slow
+
 COST = CostModel("drawn", "none", ({"1": 5e-3, "tokens": 4e-5, "requests": 1e-5},))
 CONFIG = SchedulerConfig(4000, max_num_seqs=16, max_num_batched_tokens=512)
 

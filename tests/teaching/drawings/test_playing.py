@@ -13,6 +13,8 @@ from lfm2np.teaching.drawings.runs.recorded_run import Run
 from lfm2np.teaching.drawings.views import batching as view
 from lfm2np.teaching.drawings.views.batching import batching
 
+pytestmark = pytest.mark.slow
+
 RUNS = {"hand": drawn.hand_run, "demo": drawn.demo_run}
 POLICIES = ("static", "fcfs")
 TITLE = re.compile(r"<title>step (\d+), (\S+): ([^;<]+), (\d+) tokens?(?:; (?:(\d+) )?(wasted))?</title>")

@@ -17,6 +17,8 @@ from lfm2np.teaching.lab.page import compute, lab_page, typed_of
 from lfm2np.teaching.lab.run import Outcome, Verdict
 from lfm2np.teaching.lab.settings import GUESSES, Asked, Settings, link_of, read_link, settings_of
 
+pytestmark = pytest.mark.slow
+
 TEACHING = Path(__file__).parents[3] / "docs" / "learn" / "laboratory.md"
 Change = dict[str, object]
 EXERCISES = [(number, place) for number in map(int, LESSONS) for place in (1, 2)]
