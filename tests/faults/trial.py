@@ -26,8 +26,8 @@ FIRST = {  # by section: what sees its faults soonest
     "B": ("scheduler-machine", "every-schedule", "prefix-hits", "drafts-are-counted"),
     "C": ("scheduler-machine", "every-schedule", "refusals"),
     "D": (
-        *("equals-reference", "speculative-is-plain", "text-is-what-the-tokens-say", "any-noise"),
-        "sampling-is-its-definition",
+        *("text-is-what-the-tokens-say", "speculative-is-plain", "sampling-is-its-definition", "any-noise"),
+        "equals-reference",
     ),
     "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),
 }
@@ -39,7 +39,7 @@ def try_fault(fault: Fault, properties: Sequence[Property], profile: str = "quic
     forget()
     try:
         with inject(fault):
-            failure = first_failure(sorted(properties, key=lambda prop: prop.id not in FIRST[fault.section]), profile)
+            failure = first_failure(in_order(properties, FIRST[fault.section]), profile)
     finally:
         forget()
     if failure is None:
@@ -48,6 +48,11 @@ def try_fault(fault: Fault, properties: Sequence[Property], profile: str = "quic
     if run_property(prop, own, name, shrink=False).status == "failed":
         return {"name": fault.name, "caught": False, "by": f"{prop.id}, which fails without it, too"}
     return {"name": fault.name, "caught": True, "profile": name, **caught_by(result)}
+
+
+def in_order(properties: Sequence[Property], first: Sequence[str]) -> list[Property]:
+    places = {name: place for place, name in enumerate(first)}
+    return sorted(properties, key=lambda prop: places.get(prop.id, len(places)))
 
 
 def first_failure(properties: Sequence[Property], profile: str) -> tuple[Property, Result, str] | None:
