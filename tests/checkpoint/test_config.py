@@ -243,7 +243,6 @@ REFUSALS = [
     ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
     ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
-    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
     ({"architectures": None, "auto_map": {"AutoModel": "colbert.ColBERTLfm2Model"}}, "auto_map: {'AutoModel': 'colb"),
     ({"architectures": [], "auto_map": {"AutoModel": "encoder.Lfm2BidirectionalModel"}}, "beside it"),
