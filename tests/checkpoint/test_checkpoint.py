@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -290,10 +291,8 @@ def test_a_corrupt_checkpoint_is_refused_by_the_name_of_its_file(
     directory = tmp_path / "model"
     directory.mkdir()
     corrupt(directory)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=rf"^{directory}.*{re.escape(fragment)}.*\Z"):
         open_checkpoint(directory, CONFIG)
-    assert fragment in str(caught.value)
-    assert str(caught.value).startswith(str(directory)) and "\n" not in str(caught.value)
 
 
 def expert_number(number: int) -> Change:
@@ -332,10 +331,9 @@ REFUSED_MIXTURES: list[tuple[list[Change], str]] = [
 @pytest.mark.parametrize(("changes", "fragment"), REFUSED_MIXTURES)
 def test_a_wrong_mixture_is_refused_in_one_line(tmp_path: Path, changes: list[Change], fragment: str) -> None:
     single(*changes, config=MIXTURE)(tmp_path)
-    with pytest.raises(CheckpointError) as caught:  # experts are checked before any is chosen
+    one_line = rf"^{tmp_path / 'model.safetensors'}.*{re.escape(fragment)}.*\Z"
+    with pytest.raises(CheckpointError, match=one_line):  # experts are checked before any is chosen
         prepare_weights(open_checkpoint(tmp_path, MIXTURE), MIXTURE, numerics_named("exact"))
-    text = str(caught.value)
-    assert text.startswith(str(tmp_path / "model.safetensors")) and fragment in text and "\n" not in text
 
 
 NO_BIAS = parse_config(raw_mixture(use_expert_bias=False), "config.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
@@ -295,11 +296,9 @@ REFUSED += [
 def test_a_config_that_cannot_be_honoured_is_refused_in_one_line(
     raw: Raw, changes: dict[str, object], fragment: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    """In less than 400 characters."""
+    with pytest.raises(ConfigError, match=rf"^here/config\.json:(?=.{{,380}}\Z).*{re.escape(fragment)}"):
         parse_config(raw(**changes), "here/config.json")
-    text = str(caught.value)
-    assert text.startswith("here/config.json: ") and fragment in text
-    assert "\n" not in text and len(text) < 400
 
 
 # --- files
@@ -316,7 +315,7 @@ BAD_FILES = [
     (b"{", "not JSON"),
     (b"[]", "a JSON array, expected an object"),
     (b"\xff{}", "not UTF-8"),
-    (b"\xef\xbb\xbf{}", "json: begins with a byte order mark (BOM), expected UTF-8 without one"),
+    (b"\xef\xbb\xbf{}", "begins with a byte order mark (BOM), expected UTF-8 without one"),
     (b'{"a": {"b": 1, "b": 1}}', "'b' stands twice"),
     (b'{"norm_eps": NaN}', "NaN is not JSON"),
     (b'{"norm_eps": -Infinity}', "-Infinity is not JSON"),
@@ -334,9 +333,8 @@ def test_a_file_that_is_not_strict_json_is_refused_by_name(
 ) -> None:
     write(tmp_path, raw_config())
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"/{name}: ") as caught:
+    with pytest.raises(ConfigError, match=rf"/{name}: .*{re.escape(fragment)}"):
         load_config(tmp_path)
-    assert fragment in str(caught.value)
 
 
 def test_a_missing_config_is_refused_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -44,11 +45,8 @@ def path(tmp_path: Path) -> Path:
 
 def refused(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=rf"^{path}: .*{re.escape(message)}.*\Z"):
         open_container(path)
-    text = str(caught.value)
-    assert text.startswith(f"{path}: ") and "\n" not in text
-    assert message in text
 
 
 def test_without_the_package_a_quantised_tensor_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch):

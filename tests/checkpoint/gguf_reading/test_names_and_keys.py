@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -124,9 +125,8 @@ WRONG_KEYS: list[tuple[ModelConfig, str, Key, str]] = [
 @pytest.mark.parametrize(("config", "key", "value", "told"), WRONG_KEYS)
 def test_a_key_of_another_kind_or_value_is_told(path: Path, config: ModelConfig, key: str, value: Key, told: str):
     name = key if key in (BOS, ARCHITECTURE) else f"{'lfm2' if config is DENSE else 'lfm2moe'}.{key}"
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^{path}: {name}: {re.escape(told)}.*\Z"):
         config_with(path, config, {key: value})
-    assert str(caught.value).startswith(f"{path}: {name}: {told}") and "\n" not in str(caught.value)
 
 
 def test_sizes_and_ids_that_do_not_fit_each_other_are_told_by_the_files_keys(path: Path):

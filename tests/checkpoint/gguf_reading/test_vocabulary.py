@@ -233,9 +233,8 @@ def test_a_damaged_table_is_named(name: str, body: dict, tmp_path: Path) -> None
     keys = {key: value for key, value in (trained_keys() | change).items() if value is not None}
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_bytes(keys, body))
-    with pytest.raises(TokenizerError, match=rf"^{path}: tokenizer\.(ggml\.)?{message}") as raised:
+    with pytest.raises(TokenizerError, match=rf"^{path}: tokenizer\.(ggml\.)?{message}.*\Z"):
         lfm2np.checkpoint.files.read_tokenizer(path, lfm2np.checkpoint.files.read_config(path))
-    assert "\n" not in str(raised.value)
 
 
 PIECES = st.one_of(st.sampled_from(["a", "<|pad|>", "a b", " ", "\u0120", "ha", "q q", "- >", ""]), st.text(max_size=4))

@@ -273,9 +273,8 @@ def test_what_does_not_fit_is_named_in_one_line(base: str, edit: Edit, named: st
     raw, tensors = made(base)
     edit(raw, tensors)
     write(tmp_path / "x", raw, tensors)
-    with pytest.raises((CheckpointError, ConfigError), match=named) as caught:
+    with pytest.raises((CheckpointError, ConfigError), match=rf"^{tmp_path / 'x'}.*(?:{named}).*\Z"):
         read_whole(tmp_path / "x")
-    assert str(tmp_path / "x") in str(caught.value) and "\n" not in str(caught.value)
 
 
 OLD_AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}

@@ -1,6 +1,7 @@
 """Traces as plain data: what is one, as JSON, with other tokens, one after another."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -56,9 +57,8 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
     ],
 )
 def test_each_wrong_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(RequestError, match=r"^requests\[1\]") as caught:
+    with pytest.raises(RequestError, match=rf"^requests\[1\].*{re.escape(named)}"):
         trace_from_json({"requests": [FIRST, FIRST | fields]})
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(
