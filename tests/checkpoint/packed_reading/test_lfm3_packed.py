@@ -12,6 +12,7 @@ import compressed_files
 import mlx_files
 import numpy as np
 import pytest
+import test_directories
 from builders import Stored, stored
 from mlx_files import config_of, write
 
@@ -33,7 +34,7 @@ MODELS = {
 }
 RAW = raw_config(MODELS["all kinds of layers"])
 GATE, OUT = "model.layers.1.self_attn.g_proj", "model.layers.2.self_attn.o_proj"  # of a window; of full attention
-MLX, GPTQ, AWQ = ("affine", 4, 32), auto_files.gptq(), auto_files.awq()
+MLX = ("affine", 4, 32)
 FORMS = ("affine-4bit-g32", "int4-g32", "float8-channel", "gptq-4bit-g32", "awq-4bit-g32")
 every_form = pytest.mark.parametrize("name", FORMS)
 Tensors = dict[str, Stored]
@@ -52,13 +53,9 @@ def in_files(tensors: Mapping[str, Stored], gate: str = "g_proj") -> Tensors:
 
 
 def made(name: str, config: ModelConfig) -> tuple[dict[str, Any], Tensors]:
-    """Keys of config.json, and tensors under our names."""
-    if name.startswith("affine"):
-        return mlx_files.told(*MLX), mlx_files.quantised_tensors(config, MLX, seed=2, exponents=(-3, -2))
-    if name in compressed_files.SCHEMES:
-        return compressed_files.told(name, ignore=[]), compressed_files.quantised_tensors(config, name, seed=2)[0]
-    settings = GPTQ if name.startswith("gptq") else AWQ
-    return settings, auto_files.quantised_tensors(config, settings, seed=2)[0]
+    """Keys of config.json, and tensors under our names; of an untied head, too."""
+    told, tensors, _ = test_directories.made(name, config)
+    return compressed_files.told(name, ignore=[]) if name in compressed_files.SCHEMES else told, tensors
 
 
 @pytest.mark.parametrize("gate", ["g_proj", "gate_proj"])  # names that files have for it
