@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -359,12 +359,9 @@ def test_an_impossible_eos_id_in_generation_config_is_refused_by_name(tmp_path: 
         load_config(write(tmp_path, raw_config(), {"eos_token_id": more}))
 
 
-def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
-    config = tiny_config()
-    with pytest.raises(FrozenInstanceError):
-        config.vocab_size = 3  # type: ignore[misc]
+def test_replacing_a_field_checks_it_again() -> None:
     with pytest.raises(ConfigError, match="vocab_size-1=3"):
-        replace(config, vocab_size=4)
+        replace(tiny_config(), vocab_size=4)
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.rglob("config.json")), ids=lambda path: path.parent.name)
