@@ -139,6 +139,7 @@ WRONG = {
     "bool in an array": (one_key(9, 7, 2, content=b"\1\7"), "k: the bool 7, expected 0 or 1"),
     "alignment": (alignment(U32, 24), "general.alignment: 24 (uint32), expected a uint32"),
     "alignment's kind": (alignment(10, 32), "general.alignment: 32 (uint64), expected"),
+    "no alignment": (alignment(U32, 0), "general.alignment: 0 (uint32), expected"),
     "name twice": (one_info(info("a", (1,), 0, 0), info("a", (1,), 0, 32)), "tensor 1, 'a': stands twice, expected"),
     "long name": (one_info(info("n" * 64, (1,), 0, 0)), f"tensor 0, '{'n' * 64}': 64 characters, expected"),
     "no name": (one_info(info("", (1,), 0, 0)), "tensor 0, '': 0 characters, expected"),

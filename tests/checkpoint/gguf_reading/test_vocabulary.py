@@ -194,12 +194,14 @@ def changed(key: str, index: int | None, value: object) -> dict:
 
 DAMAGED = {
     "a token less": (changed(TOKENS, None, -1), r"tokens: 511 entries, expected 512, the rows of the embedding"),
+    "a token more": (changed(TOKENS, None, 1), r"tokens: 513 entries, expected 512, the rows of the embedding"),
     "a type less": (changed(KINDS, None, -1), r"token_type: 511 entries, expected 512, as tokenizer\.ggml\.tokens has"),
     "a text twice": (changed(TOKENS, 40, "c"), r"tokens\[[0-9]+\]: 'c' as for id [0-9]+, expected one id a text"),
     "an empty text": (changed(TOKENS, 40, ""), r"tokens\[40\]: '', expected text in UTF-8"),
     "no UTF-8": (changed(TOKENS, 40, b"\xff"), r"tokens\[40\]: '\\udcff', expected text in UTF-8"),
     "a type of bytes": (changed(KINDS, 40, 6), r"token_type\[40\]: 6, expected one of 1, 3, 4, 5"),
     "a merge of three": (changed(MERGES, 3, "a b c"), r"merges\[3\]: 'a b c', expected two pieces of .* no 'b c'"),
+    "a merge of one": (changed(MERGES, 3, "ab"), r"merges\[3\]: 'ab', expected two pieces of .* no ''"),
     "an unknown piece": (changed(MERGES, 3, "zq q"), r"merges\[3\]: 'zq q', expected two pieces of .* has no 'zq'"),
     "an unknown result": (changed(MERGES, 3, "q q"), r"merges\[3\]: 'q q', expected two pieces of .* has no 'qq'"),
     "a merge twice": (changed(MERGES, 3, "- >"), r"merges\[3\]: '- >' as merges\[0\], expected each merge once"),

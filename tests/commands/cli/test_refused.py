@@ -96,6 +96,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("serve --host 'a b'", 2, "--host"),
     ("serve --port 0 --max-requests 0", 2, "max_requests 0"),
     ("serve --port 0 --request-seconds 0", 2, "request_seconds 0"),
+    ("serve --port 0 --num-blocks 0", 2, "num_blocks 0"),
     ("serve --port 0 --draft-sampling greedy", 2, "--draft-sampling goes with"),
     ("lab --no-browser --port 70000", 2, "--port 70000"),
     # options of score

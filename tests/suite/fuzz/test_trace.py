@@ -33,6 +33,7 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
         ({"prompt_token_ids": [5, True]}, "prompt_token_ids"),
         ({"prompt_token_ids": "ab"}, "prompt_token_ids: str, expected a list"),
         ({"max_tokens": 0}, "max_tokens 0: expected a whole number, at least 1"),
+        ({"pause": -1}, "pause -1"),
         ({"pause": 60_001}, "pause 60001: expected a whole number, 0 to 60000"),
         ({"n": 0, "temperature": 1.0}, "n 0"),
         ({"n": 20_000, "temperature": 1.0}, "n 20000"),
