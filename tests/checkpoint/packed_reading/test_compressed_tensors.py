@@ -122,6 +122,11 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
     lfm2np.load(path)  # and all of their tensors are accounted for
 
 
+def test_each_product_has_its_own_static_scale(tmp_path: Path):
+    path, _ = written(tmp_path / "x", "float8-tensor")
+    assert len({scheme.scale for scheme in input_roundings(path, read_config(path)).values()}) > 3
+
+
 def test_other_checkpoints_say_nothing_of_inputs(tmp_path: Path):
     path, _ = written(tmp_path / "x", "int4-g32")
     assert input_roundings(path, read_config(path)) == {}

@@ -165,6 +165,14 @@ class Crowded:
         return [[Answer((token,) * count, (-0.001,) * count, finish_reason="length")] for count in counts]
 
 
+def test_an_engine_that_gives_other_tokens_beside_others_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
+    code, report, _ = check(capsys, "test_cli_against:Crowded", "--against", "itself", "--cases", "batch,twins")
+    assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
+    (row, _) = report["figures"]["relations"]
+    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
+
+
 class Read(argparse.Namespace):
     """Arguments that remember which of them were read."""
 
