@@ -315,6 +315,7 @@ REFUSED_MIXTURES: list[tuple[list[Change], str]] = [
     ([put(FIRST.format("w3"), np.full((6, 16), np.inf))], f"{FIRST.format('w3')}: inf at index (0, 0), expected finit"),
     ([put(GATE, np.ones((5, 16)))], f"{GATE}: shape (5, 16), expected (4, 16) from num_experts=4"),
     ([without(BIAS)], f"missing 1 of the 51 tensors: {BIAS} (the first of shape (4,); {BY_EXPERTS}"),
+    ([put(BIAS, np.ones(5))], f"{BIAS}: shape (5,), expected (4,) from num_experts=4"),
     ([put(BIAS, [1.0, np.nan, 0.0, 0.0])], f"{BIAS}: nan at index (1,), expected finite numbers"),
     ([put(f"{SPARSE}w1.weight", np.ones((24, 16)))], f"{SPARSE}w1.weight (the first of shape (24, 16); {BY_EXPERTS}"),
     ([put(f"{DENSE}experts.{FUSED[0]}", np.ones((4, 12, 16)))], f"experts.{FUSED[0]} (the first of shape (4, 12, 16)"),

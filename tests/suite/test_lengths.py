@@ -81,6 +81,7 @@ def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
     [
         ({"block_size": 0}, "here: block_size 0: expected a whole number of at least 1"),
         ({"max_num_seqs": True}, "max_num_seqs True"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens 'many'"),
         ({"max_model_len": 31}, "at least 32"),
     ],
 )

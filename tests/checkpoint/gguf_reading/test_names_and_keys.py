@@ -221,6 +221,8 @@ WRONG_TENSORS = [  # name, type, shape, and what is said of it
     (DENSE, "blk.0.shortconv.in_proj.weight", (64, 64), "(192, 64) from 3*lfm2.embedding_length=192"),
     (DENSE, "blk.0.shortconv.conv.weight", (64, 1, 3), "(64, 3) from lfm2.embedding_length=64, lfm2.shortconv.l_"),
     (DENSE, "blk.1.attn_k.weight", (64, 64), "(32, 64) from lfm2.attention.head_count_kv*lfm2.attention.key_len"),
+    (DENSE, "blk.1.attn_q_norm.weight", (64,), "(16,) from lfm2.attention.key_length=16"),
+    (DENSE, "blk.1.ffn_down.weight", (64, 64), "(64, 96) from lfm2.feed_forward_length=96"),
     (MIXTURE, "blk.1.ffn_gate_exps.weight", (4, 96, 64), "(4, 32, 64) from lfm2moe.expert_feed_forward_length=32"),
     (DENSE, "blk.0.attn_q.weight", (64, 64), "lfm2.block_count=2, lfm2.attention.head_count_kv[0]=conv"),
     (DENSE, "blk.2.attn_norm.weight", (64,), "lfm2.block_count=2"),

@@ -31,6 +31,7 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
         ({"prompt_token_ids": []}, "prompt_token_ids"),
         ({"prompt_token_ids": [5, -1]}, "prompt_token_ids"),
         ({"prompt_token_ids": [5, True]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [5, 1.0]}, "prompt_token_ids"),
         ({"prompt_token_ids": "ab"}, "prompt_token_ids: str, expected a list"),
         ({"max_tokens": 0}, "max_tokens 0: expected a whole number, at least 1"),
         ({"pause": -1}, "pause -1"),
