@@ -166,7 +166,6 @@ NATIVE = {  # why that is right
     "the order of a table of dtypes, or of the array itself": {
         "data[begin:end].view(known[dtype])",
         "header.content[begin:begin + size].view(numbers)",
-        "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, known[dtype])",
         "np.frombuffer(content, STORED[kind])",
         "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
@@ -183,23 +182,19 @@ NATIVE = {  # why that is right
         "key.clone().view(shape)",
         "q.view(tokens, HEADS, DIM)",
     },
-    "single bytes": {
-        "np.memmap(path, dtype=np.uint8, mode='r')",
-        "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
-        "flat[start:start + CHUNK].view(np.uint8)",
-        "np.ascontiguousarray(words).view(np.uint8)",
-        "codes.view(np.uint8)",
-    },
 }
 READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")
 ANY_READER = re.compile(rf"\b(?:{'|'.join(READERS)})\b")
 
 
 def calls_of_unnamed_order(source: str) -> set[str]:
-    """Calls of READERS of which no argument is a string, or an f-string, that begins with "<" or ">"."""
+    """Calls of READERS, but of single bytes, of which no argument is a text that begins with "<" or ">"."""
     calls = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if {"np.uint8", "np.ndarray"} & set(map(ast.unparse, arguments)):
+                continue
             given = [arg.values[0] if isinstance(arg, ast.JoinedStr) else arg for arg in node.args]
             texts = [str(argument.value) for argument in given if isinstance(argument, ast.Constant)]
             if not any(text.startswith(("<", ">")) for text in texts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -100,10 +101,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("template", "fragment"), REFUSED)
 def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str, fragment: str) -> None:
-    with pytest.raises(TokenizerError) as caught:
+    one_line = rf"^chat_template\.jinja: the chat template failed.*{re.escape(fragment)}.*\Z"
+    with pytest.raises(TokenizerError, match=one_line):
         rendered(template)
-    text = str(caught.value)
-    assert text.startswith("chat_template.jinja: the chat template failed") and fragment in text and "\n" not in text
 
 
 def test_an_address_that_was_given_is_text_like_any_other() -> None:
@@ -167,10 +167,9 @@ BAD_PROMPTS += [(TALK, options, text) for options, text in BAD_OPTIONS]
 
 @pytest.mark.parametrize(("messages", "options", "fragment"), BAD_PROMPTS)
 def test_a_bad_message_tool_or_option_is_named(messages: Any, options: dict[str, Any], fragment: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    """In less than 300 characters."""
+    with pytest.raises(RequestError, match=rf"^(?=.{{,299}}\Z).*{re.escape(fragment)}"):
         rendered(PLAIN_TEMPLATE, messages, **options)
-    assert fragment in str(caught.value)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_nesting_of_ten_thousand_is_no_prompt() -> None:
@@ -228,10 +227,8 @@ def test_bad_chat_settings_are_refused_by_the_name_of_their_file(
 ) -> None:
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(settings))
-    with pytest.raises(TokenizerError) as caught:
+    with pytest.raises(TokenizerError, match=rf"^{path}: .*{re.escape(fragment)}"):
         load_chat(tmp_path, "")
-    assert str(caught.value).startswith(f"{path}: ")
-    assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"\xff", b" " * (2**20 + 1)])

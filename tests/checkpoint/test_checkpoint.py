@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -239,7 +240,6 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (with_bytes(lambda c: struct.pack("<Q", 0) + c[8:]), "header: not JSON"),
     (with_bytes(lambda c: with_header(b"[]", b"")), "expected an object"),
     (with_bytes(lambda c: with_header(b"{" + ENTRY + b"," + ENTRY + b"}", bytes(4))), "the key 'a' stands twice"),
-    (with_json(data_offsets=[0, 32]), UNSOUND),
     (with_json(data_offsets=[0, 2**62]), UNSOUND),
     (with_json(data_offsets=[-1, 31]), UNSOUND),
     (with_json(shape=[2**62, 2**62]), UNSOUND),
@@ -247,20 +247,16 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (with_json(dtype="BF17"), UNSOUND),
     (with_json(), f"{NORM}: ['BF16', [16], "),
     (single(put(NORM, np.ones(16), "F64")), f"{NORM}: dtype F64, expected one of BF16, F16, F32"),
-    (single(put(NORM, np.ones(16), "I8")), f"{NORM}: dtype I8"),
-    (single(put(NORM, np.ones(16), "F8_E4M3")), f"{NORM}: dtype F8_E4M3"),
     (single(without(NORM)), f"missing 1 of the 21 tensors: {NORM}"),
     (single(lambda t: t.clear()), "missing 21 of the 21 tensors: model.embed_tokens.weight, "),
     (single(renamed), f"missing 1 of the 21 tensors: {TAPS}"),
     (single(put("model.layers.2.ffn_norm.weight", np.ones(16))), "1 unexpected beside the 21 tensors: model.layers.2."),
     (single(*(put(f"x{i}", [1.0]) for i in range(7))), "7 unexpected beside the 21 tensors: x0, x1, x2, x3, x4, ..."),
     (single(put("a\nb", [1.0])), r"'a\nb'"),
-    (single(put("", [1.0])), "1 unexpected beside the 21 tensors"),
     (single(put(TAPS, np.ones((16, 1, 4)))), f"{TAPS}: shape (16, 1, 4), expected (16, 1, 3) from conv_L_cache=3"),
     (single(put(TAPS, np.ones((16, 3)))), "expected (16, 1, 3) from hidden_size=16, depthwise=1, conv_L_cache=3"),
     (single(put(EMBEDDING, np.ones((301, 16)))), "shape (301, 16), expected (300, 16) from vocab_size=300"),
     (single(put("model.layers.1.self_attn.k_proj.weight", np.ones((16, 16)))), "from num_key_value_heads*head_dim=8"),
-    (single(put(f"{DENSE}w1.weight", np.ones((32, 16)))), "from feed_forward_size=24"),
     (single(put("lm_head.weight", np.ones((300, 16)))), "lm_head.weight differs from model.embed_tokens.weight"),
     (single(put("lm_head.weight", np.ones((3, 16)))), "lm_head.weight: shape (3, 16)"),
     (with_index(lambda m: m.update(ghost="c.safetensors")), "names the shard 'c.safetensors', which does not exist"),
@@ -295,10 +291,8 @@ def test_a_corrupt_checkpoint_is_refused_by_the_name_of_its_file(
     directory = tmp_path / "model"
     directory.mkdir()
     corrupt(directory)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=rf"^{directory}.*{re.escape(fragment)}.*\Z"):
         open_checkpoint(directory, CONFIG)
-    assert fragment in str(caught.value)
-    assert str(caught.value).startswith(str(directory)) and "\n" not in str(caught.value)
 
 
 def expert_number(number: int) -> Change:
@@ -317,22 +311,17 @@ REFUSED_MIXTURES: list[tuple[list[Change], str]] = [
     ([without(*map(LAST.format, ("w1", "w2", "w3")))], f"w3.weight (the first of shape (6, 16); {BY_EXPERTS}"),
     ([expert_number(4)], f"3 unexpected beside the 51 tensors: {EXPERTS}4.w1.weight, "),
     ([expert_number(10**30)], BY_EXPERTS),
-    ([put(FIRST.format("w1"), np.ones((7, 16)))], "0.w1.weight: shape (7, 16), expected (6, 16) from moe_intermediate"),
     ([put(FIRST.format("w2"), np.ones((6, 16)))], "(16, 6) from hidden_size=16, moe_intermediate_size=6"),
     ([put(FIRST.format("w3"), np.full((6, 16), np.inf))], f"{FIRST.format('w3')}: inf at index (0, 0), expected finit"),
     ([put(GATE, np.ones((5, 16)))], f"{GATE}: shape (5, 16), expected (4, 16) from num_experts=4"),
-    ([without(GATE)], f"{GATE} (the first of shape (4, 16); {BY_EXPERTS}"),
-    ([put(f"{SPARSE}gate.bias", np.ones(4))], f"1 unexpected beside the 51 tensors: {SPARSE}gate.bias"),
     ([without(BIAS)], f"missing 1 of the 51 tensors: {BIAS} (the first of shape (4,); {BY_EXPERTS}"),
     ([put(BIAS, np.ones(5))], f"{BIAS}: shape (5,), expected (4,) from num_experts=4"),
     ([put(BIAS, [1.0, np.nan, 0.0, 0.0])], f"{BIAS}: nan at index (1,), expected finite numbers"),
     ([put(f"{SPARSE}w1.weight", np.ones((24, 16)))], f"{SPARSE}w1.weight (the first of shape (24, 16); {BY_EXPERTS}"),
-    ([put(f"{DENSE}gate.weight", np.ones((4, 16)))], f"{DENSE}gate.weight (the first of shape (4, 16); "),
     ([put(f"{DENSE}experts.{FUSED[0]}", np.ones((4, 12, 16)))], f"experts.{FUSED[0]} (the first of shape (4, 12, 16)"),
     ([lambda t: fused(t, keep=True)], f"12 unexpected beside the 41 tensors: {EXPERTS}0.w1.weight, "),
     ([fused, put(f"{EXPERTS}7.w2.weight", np.ones((16, 6)))], f"1 unexpected beside the 41 tensors: {EXPERTS}7.w2"),
     ([fused, without(DOWN)], f"missing 1 of the 41 tensors: {DOWN} (the first of shape (4, 16, 6); "),
-    ([fused, without(GATE_UP)], f"missing 1 of the 41 tensors: {GATE_UP} (the first of shape (4, 12, 16); "),
     ([fused, put(GATE_UP, np.ones((5, 12, 16)))], f"{GATE_UP}: shape (5, 12, 16), expected (4, 12, 16) from num_expe"),
     ([fused, put(GATE_UP, np.ones((4, 16, 12)))], "(4, 12, 16) from 2*moe_intermediate_size=12, hidden_size=16"),
     ([fused, put(DOWN, np.ones((4, 16, 7)))], "expected (4, 16, 6) from moe_intermediate_size=6"),
@@ -343,10 +332,9 @@ REFUSED_MIXTURES: list[tuple[list[Change], str]] = [
 @pytest.mark.parametrize(("changes", "fragment"), REFUSED_MIXTURES)
 def test_a_wrong_mixture_is_refused_in_one_line(tmp_path: Path, changes: list[Change], fragment: str) -> None:
     single(*changes, config=MIXTURE)(tmp_path)
-    with pytest.raises(CheckpointError) as caught:  # experts are checked before any is chosen
+    one_line = rf"^{tmp_path / 'model.safetensors'}.*{re.escape(fragment)}.*\Z"
+    with pytest.raises(CheckpointError, match=one_line):  # experts are checked before any is chosen
         prepare_weights(open_checkpoint(tmp_path, MIXTURE), MIXTURE, numerics_named("exact"))
-    text = str(caught.value)
-    assert text.startswith(str(tmp_path / "model.safetensors")) and fragment in text and "\n" not in text
 
 
 NO_BIAS = parse_config(raw_mixture(use_expert_bias=False), "config.json")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lfm2np.checkpoint.config_json import IGNORED, READ, load_config, parse_conf
 from lfm2np.errors import ConfigError, Lfm2npError
 from lfm2np.truth.config import MixtureConfig
 from lfm2np.truth.layers import expected_tensors, parameter_count
+from lfm2np.values import show_json
 
 Raw = Callable[..., dict[str, object]]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -173,9 +175,44 @@ def test_the_first_layers_are_dense(dense: int, sparse: int) -> None:
     assert [config.is_sparse(layer) for layer in range(3)] == [layer >= dense for layer in range(3)]
 
 
+WRONG_VALUES: dict[str, list[object]] = {  # each of these, by its key
+    "model_type": ["llama", ["lfm2"]],
+    "rope_parameters": [[1]],
+    "rope_theta": ["1e6", 0.0, True, math.nan, 10**400],
+    "norm_eps": [0.0, math.inf, 1],
+    "num_hidden_layers": [10**9, True, 0],
+    "hidden_size": ["16", 16.0, None, 10**5000, 2**18],
+    "vocab_size": [2**21],
+    "intermediate_size": [0],
+    "block_ff_dim": [None],
+    "block_multiple_of": [0],
+    "block_ffn_dim_multiplier": [1e308],
+    "block_auto_adjust_ff_dim": [1],
+    "num_key_value_heads": [0],
+    "head_dim": [7, 2**13],
+    "conv_L_cache": [65],
+    "max_position_embeddings": [2**21],
+    "conv_bias": ["false"],
+    "tie_embedding": [None],
+    "tie_word_embeddings": [1],
+    "pad_token_id": [-1, False],
+    "eos_token_id": ["4"],
+    "block_use_swiglu": [False],
+    "use_pos_enc": [1],
+    "sliding_window": [256],
+    "num_experts": [32],
+    "num_local_experts": [4],
+    "is_causal": [False, None],
+    "use_bidirectional_attention": [True],
+    "is_encoder_decoder": [True],
+    "architectures": ["Lfm2ForCausalLM"],
+    "hidden_act": ["gelu"],
+    "attention_bias": [True],
+    "partial_rotary_factor": [0.5],
+    "quantization_config": [{"bits": 4}],
+    "torch_dtype": [16],
+}
 REFUSALS = [
-    ({"model_type": "llama"}, "model_type: 'llama', expected one of lfm2, lfm2_moe, lfm3"),
-    ({"model_type": ["lfm2"]}, "model_type"),
     ({"model_type": "lfm2_moe", "layer_types": None}, "layer_types: null"),
     ({"layer_types": ["conv", "sliding_attention"]}, "layer_types[1]: 'sliding_attention'"),
     ({"layer_types": ["conv", 3]}, "layer_types[1]: 3"),
@@ -195,71 +232,21 @@ REFUSALS = [
     ({"rope_parameters": {"conv": {"rope_type": "default"}}}, "rope_parameters.'conv'"),
     ({"rope_parameters": {"full_attention": {}, "conv": {"rope_theta": 2.0}}}, "under full_attention"),
     ({"rope_parameters": {"full_attention": {}, "rope_theta": 2.0}}, "under full_attention"),
-    ({"rope_parameters": [1]}, "rope_parameters: [1], expected an object"),
     ({"rope_parameters": {"rope_theta": None}}, "rope_theta: null"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: 'linear'"),
     ({"rope_scaling": {"rope_theta": 2.0}, "rope_parameters": {"rope_theta": 3.0}}, "contradicts rope_parameters"),
     ({"theta": 5e5}, "theta: 500000.0, expected rope_theta=1000000.0"),
-    ({"rope_theta": "1e6"}, "rope_theta: '1e6'"),
-    ({"rope_theta": 0.0}, "rope_theta: 0.0"),
-    ({"rope_theta": True}, "rope_theta: true"),
-    ({"rope_theta": math.nan}, "rope_theta: nan"),
-    ({"rope_theta": 10**400}, "rope_theta: "),
-    ({"norm_eps": 0.0}, "norm_eps: 0.0"),
-    ({"norm_eps": math.inf}, "norm_eps: inf"),
-    ({"norm_eps": 1}, "norm_eps: 1, expected a float"),
-    ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected an integer from 1 to 1024"),
-    ({"num_hidden_layers": True}, "num_hidden_layers: true"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers: 0"),
-    ({"hidden_size": "16"}, "hidden_size: '16', expected an integer"),
-    ({"hidden_size": 16.0}, "hidden_size: 16.0"),
-    ({"hidden_size": None}, "hidden_size: null"),
-    ({"hidden_size": 10**5000}, "hidden_size: "),
     ({"hidden_size": 18}, "hidden_size: 18, expected a multiple of num_attention_heads=4"),
-    ({"hidden_size": 2**18}, "hidden_size: 262144"),
-    ({"vocab_size": 2**21}, "vocab_size: 2097152"),
-    ({"intermediate_size": 0}, "intermediate_size: 0"),
     ({"intermediate_size": 1, "block_auto_adjust_ff_dim": True}, "feed_forward_size: 0"),
-    ({"block_ff_dim": None}, "block_ff_dim: null"),
     ({"block_ff_dim": 2**18}, "feed_forward_size: 262144"),
-    ({"block_multiple_of": 0}, "block_multiple_of: 0"),
-    ({"block_ffn_dim_multiplier": 1e308}, "block_ffn_dim_multiplier: 1e+308"),
-    ({"block_auto_adjust_ff_dim": 1}, "block_auto_adjust_ff_dim: 1, expected true or false"),
     ({"num_key_value_heads": 3}, "expected a multiple of num_key_value_heads=3"),
-    ({"num_key_value_heads": 0}, "num_key_value_heads: 0"),
-    ({"head_dim": 7}, "head_dim: 7, expected an even number"),
-    ({"head_dim": 2**13}, "head_dim: 8192"),
     ({"num_attention_heads": 16, "num_key_value_heads": 2}, "head_dim: 1"),
-    ({"conv_L_cache": 65}, "conv_L_cache: 65"),
-    ({"max_position_embeddings": 2**21}, "max_position_embeddings: 2097152"),
-    ({"conv_bias": "false"}, "conv_bias: 'false'"),
-    ({"tie_embedding": None}, "tie_embedding: null"),
-    ({"tie_word_embeddings": 1}, "tie_word_embeddings: 1"),
     ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
-    ({"pad_token_id": -1}, "pad_token_id: -1"),
-    ({"pad_token_id": False}, "pad_token_id: false"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
-    ({"eos_token_id": "4"}, "eos_token_id: '4'"),
-    ({"block_use_swiglu": False}, "block_use_swiglu: false"),
-    ({"use_pos_enc": 1}, "use_pos_enc: 1"),
-    ({"sliding_window": 256}, "sliding_window: 256"),
-    ({"num_experts": 32}, "num_experts: 32, expected 0 or no such key in an lfm2"),
-    ({"num_local_experts": 4}, "num_local_experts: 4, expected 0"),
-    ({"is_causal": False}, "is_causal: false, expected true or no such key"),
-    ({"is_causal": None}, "is_causal: null"),
-    ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
-    ({"is_encoder_decoder": True}, "is_encoder_decoder: true"),
     ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
-    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
-    ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
-    ({"architectures": "Lfm2ForCausalLM"}, "architectures: 'Lfm2ForCausalLM', expected a list"),
     ({"architectures": None, "auto_map": {"AutoModel": "colbert.ColBERTLfm2Model"}}, "auto_map: {'AutoModel': 'colb"),
     ({"architectures": [], "auto_map": {"AutoModel": "encoder.Lfm2BidirectionalModel"}}, "beside it"),
-    ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
-    ({"attention_bias": True}, "attention_bias: true"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}"),
     ({"conv_dim": 8}, "conv_dim: 8, expected hidden_size=16"),
     ({"conv_dim_out": 8}, "conv_dim_out: 8, expected hidden_size=16"),
     ({"block_dim": 8}, "block_dim: 8, expected hidden_size=16"),
@@ -267,31 +254,28 @@ REFUSALS = [
     ({"num_layers": 3}, "num_layers: 3, expected num_hidden_layers=2"),
     ({"block_norm_eps": 1e-6}, "block_norm_eps: 1e-06, expected norm_eps=1e-05"),
     ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06, expected norm_eps=1e-05"),
-    ({"torch_dtype": 16}, "torch_dtype: 16, expected a string"),
 ]
 NOT_OF_LFM2 = [
     *("topk_method", "n_group", "topk_group", "scoring_func", "num_shared_experts", "n_routed_experts", "norm_topk"),
     *("shared_expert_intermediate_size", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers"),
     *("first_k_dense_replace", "use_routing_bias", "router_logit_softcapping", "expert_bias", "gate_bias"),
 ]
+WRONG_IN_MIXTURES: dict[str, list[object]] = {  # each of these, by its key
+    "num_experts": [0, None],
+    "num_experts_per_tok": [0],
+    "moe_intermediate_size": [2**18],
+    "num_dense_layers": [-1, None],
+    "use_expert_bias": [1],
+    "norm_topk_prob": ["true"],
+    "routed_scaling_factor": [1, 0.0, None],
+    "block_auto_adjust_ff_dim": [True],
+    "block_ffn_dim_multiplier": [2.0],
+    "layer_types": [None],
+}
 REFUSED_MIXTURES = [
-    ({"num_experts": 0}, "num_experts: 0, expected an integer from 1 to 1024"),
-    ({"num_experts": None}, "num_experts: null"),
     ({"num_experts_per_tok": 5}, "num_experts_per_tok: 5, expected at most num_experts=4"),
-    ({"num_experts_per_tok": 0}, "num_experts_per_tok: 0, expected an integer from 1"),
-    ({"moe_intermediate_size": 2**18}, "moe_intermediate_size: 262144"),
-    ({"num_dense_layers": -1}, "num_dense_layers: -1, expected an integer from 0"),
-    ({"num_dense_layers": None}, "num_dense_layers: null"),
-    ({"use_expert_bias": 1}, "use_expert_bias: 1, expected true or false"),
-    ({"norm_topk_prob": "true"}, "norm_topk_prob: 'true'"),
-    ({"routed_scaling_factor": 1}, "routed_scaling_factor: 1, expected a float"),
-    ({"routed_scaling_factor": 0.0}, "routed_scaling_factor: 0.0"),
-    ({"routed_scaling_factor": None}, "routed_scaling_factor: null"),
     ({"num_local_experts": 5}, "num_local_experts: 5, expected num_experts=4"),
     ({"block_ff_dim": 30}, "block_ff_dim: 30, expected feed_forward_size=24"),
-    ({"block_auto_adjust_ff_dim": True}, "block_auto_adjust_ff_dim: true, expected false or no such key in an lfm2_"),
-    ({"block_ffn_dim_multiplier": 2.0}, "block_ffn_dim_multiplier: 2.0, expected null or no such key in an lfm2_moe"),
-    ({"layer_types": None}, "layer_types: null, expected a list of layer types (lfm2_moe has no default)"),
     ({"theta": 5e6}, "theta: 5000000.0, expected rope_theta=1000000.0"),
     (
         {"num_experts": 1024, "num_hidden_layers": 1024, "layer_types": ["conv"] * 1024},
@@ -300,17 +284,21 @@ REFUSED_MIXTURES = [
     *(({key: 2}, f"{key!r}: 2: not a key of LFM2's router, expected one of ['num_experts', ") for key in NOT_OF_LFM2),
 ]
 REFUSED = [(raw_config, *row) for row in REFUSALS] + [(raw_mixture, *row) for row in REFUSED_MIXTURES]
+REFUSED += [
+    (raw, {key: value}, f" {key}: {show_json(value)}, expected ")
+    for raw, wrong in ((raw_config, WRONG_VALUES), (raw_mixture, WRONG_IN_MIXTURES))
+    for key, values in wrong.items()
+    for value in values
+]
 
 
 @pytest.mark.parametrize(("raw", "changes", "fragment"), REFUSED)
 def test_a_config_that_cannot_be_honoured_is_refused_in_one_line(
     raw: Raw, changes: dict[str, object], fragment: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    """In less than 400 characters."""
+    with pytest.raises(ConfigError, match=rf"^here/config\.json:(?=.{{,380}}\Z).*{re.escape(fragment)}"):
         parse_config(raw(**changes), "here/config.json")
-    text = str(caught.value)
-    assert text.startswith("here/config.json: ") and fragment in text
-    assert "\n" not in text and len(text) < 400
 
 
 # --- files
@@ -327,7 +315,7 @@ BAD_FILES = [
     (b"{", "not JSON"),
     (b"[]", "a JSON array, expected an object"),
     (b"\xff{}", "not UTF-8"),
-    (b"\xef\xbb\xbf{}", "json: begins with a byte order mark (BOM), expected UTF-8 without one"),
+    (b"\xef\xbb\xbf{}", "begins with a byte order mark (BOM), expected UTF-8 without one"),
     (b'{"a": {"b": 1, "b": 1}}', "'b' stands twice"),
     (b'{"norm_eps": NaN}', "NaN is not JSON"),
     (b'{"norm_eps": -Infinity}', "-Infinity is not JSON"),
@@ -345,9 +333,8 @@ def test_a_file_that_is_not_strict_json_is_refused_by_name(
 ) -> None:
     write(tmp_path, raw_config())
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"/{name}: ") as caught:
+    with pytest.raises(ConfigError, match=rf"/{name}: .*{re.escape(fragment)}"):
         load_config(tmp_path)
-    assert fragment in str(caught.value)
 
 
 def test_a_missing_config_is_refused_by_name(tmp_path: Path) -> None:
@@ -372,12 +359,9 @@ def test_an_impossible_eos_id_in_generation_config_is_refused_by_name(tmp_path: 
         load_config(write(tmp_path, raw_config(), {"eos_token_id": more}))
 
 
-def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
-    config = tiny_config()
-    with pytest.raises(FrozenInstanceError):
-        config.vocab_size = 3  # type: ignore[misc]
+def test_replacing_a_field_checks_it_again() -> None:
     with pytest.raises(ConfigError, match="vocab_size-1=3"):
-        replace(config, vocab_size=4)
+        replace(tiny_config(), vocab_size=4)
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.rglob("config.json")), ids=lambda path: path.parent.name)

@@ -16,7 +16,6 @@ from lfm2np.suite.strategies.tiny_models import TinyModel, config_of, loaded
 
 pytestmark = pytest.mark.slow
 
-IDS = [(7 * i * i + 3 * i + 1) % 24 for i in range(20)]
 PLAIN = TinyModel(layers="cA", experts=4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -44,11 +45,8 @@ def path(tmp_path: Path) -> Path:
 
 def refused(path: Path, content: bytes, message: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=rf"^{path}: .*{re.escape(message)}.*\Z"):
         open_container(path)
-    text = str(caught.value)
-    assert text.startswith(f"{path}: ") and "\n" not in text
-    assert message in text
 
 
 def test_without_the_package_a_quantised_tensor_names_the_extra(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,7 +156,6 @@ WRONG = {
         "b: offset 32, expected 64, behind the tensor before it, padded to 32 bytes",
     ),
     "gap": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 64)), "b: offset 64, expected 32, behind the tensor"),
-    "offset": (one_info(info("a", (8,), 0, 2**64 - 32)), f"a: offset {2**64 - 32}, expected 0, behind the tensor"),
     "short": (
         padded(header({}, [info("a", (8,), 0, 0)])) + bytes(31),
         "a: F32 in bytes 64 to 96, expected at most 95, the file's size (truncated)",

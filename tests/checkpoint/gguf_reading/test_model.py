@@ -22,7 +22,7 @@ from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, stored_rows
-from lfm2np.errors import CheckpointError, RequestError
+from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import matrix_parts
 
@@ -132,19 +132,6 @@ def test_a_product_of_types_side_by_side_holds_them_all(tmp_path: Path):
     for piece in (slice(0, 10), slice(250, 400), slice(260, 270), slice(500, 512)):
         assert np.array_equal(rows[piece], weight[piece]) and rows[piece].dtype == np.float64
     assert lfm2np.load(path).logits(PROMPT).tobytes() == lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes()
-
-
-def test_text_takes_a_tokenizer_json_beside_the_file(tmp_path: Path):
-    path = same_numbers(TRAINED, tmp_path / "x.gguf", "BF16")
-    model = lfm2np.load(path)
-    assert not model.has_tokenizer
-    with pytest.raises(RequestError, match="stop strings need a tokenizer"):
-        lfm2np.LLM(model).generate([PROMPT], lfm2np.SamplingParams(stop="a"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / name).write_bytes((TRAINED / name).read_bytes())
-    text = "copy: tivu zo sa ->"
-    completion = lfm2np.load(path).generate(text, max_tokens=8)
-    assert completion == lfm2np.load().generate(text, max_tokens=8) and completion.text
 
 
 def test_the_embedding_is_rounded_to_float32_once_and_to_no_less():

@@ -37,7 +37,7 @@ from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.vocabulary import tokenizer_json
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.commands.cli.program import main
-from lfm2np.errors import TokenizerError
+from lfm2np.errors import RequestError, TokenizerError
 
 pytestmark = pytest.mark.slow
 
@@ -80,15 +80,6 @@ def test_the_tables_make_the_tokenizer_that_they_were_made_of(pattern: str, tmp_
     assert ours.encode_chat(messages) == theirs.encode_chat(messages)
     assert ours.chat.special_tokens == theirs.chat.special_tokens
     assert ours.chat.template == theirs.chat.template is not None
-
-
-def test_the_fixture_s_tables_make_its_tokenizer_json_but_for_the_pattern(tmp_path: Path) -> None:
-    """llama.cpp knows no pattern that is the fixture's."""
-    path = write_gguf(tmp_path / "x.gguf", trained_keys())
-    expected = raw_tokenizer(TRAINED)
-    actual = json.loads(Tokenizers.from_str(tokenizer_json(open_container(path), load_config(TRAINED))).to_str())
-    assert actual.pop("pre_tokenizer") != expected.pop("pre_tokenizer")
-    assert actual == expected
 
 
 # --- the pattern
@@ -166,6 +157,8 @@ def test_a_file_that_says_it_has_no_tables_has_no_tokenizer(tmp_path: Path) -> N
     assert not model.has_tokenizer and model.generate([1, 2], max_tokens=1).text is None
     with pytest.raises(TokenizerError, match=r"no tables of a tokenizer in it and no tokenizer\.json beside it"):
         model.tokenizer.encode("a")
+    with pytest.raises(RequestError, match="stop strings need a tokenizer"):
+        lfm2np.LLM(model).generate([[1, 2]], lfm2np.SamplingParams(stop="a"))
 
 
 def test_commands_take_text_by_the_tables_or_by_a_named_directory(
@@ -227,10 +220,6 @@ DAMAGED = {
     ),
     "a number for a bool": ({f"{TABLES}add_bos_token": (U32, 1)}, r"add_bos_token: 1 \(uint32\), expected a bool"),
     "no BOS to add": ({f"{TABLES}bos_token_id": None}, r"bos_token_id: absent, expected an id, as prompts begin"),
-    "a template of a number": (
-        {"tokenizer.chat_template": (U32, 3)},
-        r"chat_template: 3 \(uint32\), expected a string",
-    ),
     "a template of bytes": ({"tokenizer.chat_template": (STRING, b"\xff")}, r"chat_template: .* a string of UTF-8"),
 }
 
@@ -246,9 +235,8 @@ def test_a_damaged_table_is_named(name: str, body: dict, tmp_path: Path) -> None
     keys = {key: value for key, value in (trained_keys() | change).items() if value is not None}
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_bytes(keys, body))
-    with pytest.raises(TokenizerError, match=rf"^{path}: tokenizer\.(ggml\.)?{message}") as raised:
+    with pytest.raises(TokenizerError, match=rf"^{path}: tokenizer\.(ggml\.)?{message}.*\Z"):
         lfm2np.checkpoint.files.read_tokenizer(path, lfm2np.checkpoint.files.read_config(path))
-    assert "\n" not in str(raised.value)
 
 
 PIECES = st.one_of(st.sampled_from(["a", "<|pad|>", "a b", " ", "\u0120", "ha", "q q", "- >", ""]), st.text(max_size=4))

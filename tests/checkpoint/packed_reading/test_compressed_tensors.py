@@ -11,6 +11,7 @@ from builders import stored
 from compressed_files import quantised_matrix, quantised_tensors, told
 from mlx_files import config_of, raw_of, write
 from packed_values import fractions
+from test_directories import written
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
@@ -23,11 +24,6 @@ PROMPT = [1, 7, 12, 3, 30, 21]
 IN, WIDE = "model.layers.0.conv.in_proj", "model.layers.1.feed_forward.w1"
 
 TOP = Path(__file__).parents[3]
-
-
-def written(directory: Path, name: str, mixture: bool = False, **changes: object) -> Path:
-    raw = raw_of(mixture, **changes)
-    return write(directory, raw | told(name), quantised_tensors(config_of(raw), name, seed=1)[0])
 
 
 def test_a_head_and_an_embedding_may_be_quantised(tmp_path: Path):
@@ -127,12 +123,12 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
 
 
 def test_each_product_has_its_own_static_scale(tmp_path: Path):
-    path = written(tmp_path / "x", "float8-tensor")
+    path, _ = written(tmp_path / "x", "float8-tensor")
     assert len({scheme.scale for scheme in input_roundings(path, read_config(path)).values()}) > 3
 
 
 def test_other_checkpoints_say_nothing_of_inputs(tmp_path: Path):
-    path = written(tmp_path / "x", "int4-g32")
+    path, _ = written(tmp_path / "x", "int4-g32")
     assert input_roundings(path, read_config(path)) == {}
     trained = TOP / "fixtures" / "trained"
     assert input_roundings(trained, read_config(trained)) == {}

@@ -12,20 +12,18 @@ import compressed_files
 import mlx_files
 import numpy as np
 import pytest
+import test_directories
 from builders import Stored, stored
 from mlx_files import config_of, write
 
 import lfm2np
-from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.rows import PackedRows
-from lfm2np.checkpoint.tensors import input_roundings, open_checkpoint
+from lfm2np.checkpoint.tensors import input_roundings
 from lfm2np.suite.strategies.tiny_models import TinyModel, raw_config
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
 
-TOP = Path(__file__).parents[3]
-FIXTURES = [TOP / "fixtures" / "lfm3", *sorted((TOP / "fixtures" / "torture").glob("lfm3_*"))]
 PROMPT = [1, 7, 12, 3, 30, 21, 7, 7, 9]
 SIZES: dict[str, Any] = {"heads": 8, "kv_heads": 2, "head_dim": 8, "hidden_size": 64, "feed_forward": 64}
 SIZES |= {"lfm3": True, "vocab_size": 40}
@@ -36,7 +34,7 @@ MODELS = {
 }
 RAW = raw_config(MODELS["all kinds of layers"])
 GATE, OUT = "model.layers.1.self_attn.g_proj", "model.layers.2.self_attn.o_proj"  # of a window; of full attention
-MLX, GPTQ, AWQ = ("affine", 4, 32), auto_files.gptq(), auto_files.awq()
+MLX = ("affine", 4, 32)
 FORMS = ("affine-4bit-g32", "int4-g32", "float8-channel", "gptq-4bit-g32", "awq-4bit-g32")
 every_form = pytest.mark.parametrize("name", FORMS)
 Tensors = dict[str, Stored]
@@ -55,13 +53,9 @@ def in_files(tensors: Mapping[str, Stored], gate: str = "g_proj") -> Tensors:
 
 
 def made(name: str, config: ModelConfig) -> tuple[dict[str, Any], Tensors]:
-    """Keys of config.json, and tensors under our names."""
-    if name.startswith("affine"):
-        return mlx_files.told(*MLX), mlx_files.quantised_tensors(config, MLX, seed=2, exponents=(-3, -2))
-    if name in compressed_files.SCHEMES:
-        return compressed_files.told(name, ignore=[]), compressed_files.quantised_tensors(config, name, seed=2)[0]
-    settings = GPTQ if name.startswith("gptq") else AWQ
-    return settings, auto_files.quantised_tensors(config, settings, seed=2)[0]
+    """Keys of config.json, and tensors under our names; of an untied head, too."""
+    told, tensors, _ = test_directories.made(name, config)
+    return compressed_files.told(name, ignore=[]) if name in compressed_files.SCHEMES else told, tensors
 
 
 @pytest.mark.parametrize("gate", ["g_proj", "gate_proj"])  # names that files have for it
@@ -88,17 +82,6 @@ def test_each_tensor_of_a_quantised_lfm3_is_found_under_the_name_of_its_file(
     plain = set() if name.startswith("affine") else {"model.embed_tokens.weight", "lm_head.weight"} - packed
     assert packed == matrices - plain
     assert input_roundings(path, config).keys() == (packed if name == "float8-channel" else set())
-
-
-@pytest.mark.parametrize("directory", FIXTURES, ids=lambda path: path.name)
-def test_the_numbers_of_a_fixture_with_taps_as_mlx_has_them_give_its_logits(directory: Path, tmp_path: Path):
-    config, tensors = load_config(directory), {}
-    for key, value in open_checkpoint(directory, config).items():
-        values = value.array.swapaxes(1, 2) if len(value.shape) == 3 else value.array
-        tensors[called(key)] = (value.dtype, values.shape, np.ascontiguousarray(values).tobytes())
-    path = write(tmp_path / "x", json.loads((directory / "config.json").read_text()), tensors)
-    prompt = [token % config.vocab_size for token in PROMPT]
-    assert lfm2np.load(path).logits(prompt).tobytes() == lfm2np.load(directory).logits(prompt).tobytes()
 
 
 # --- settings name modules as the file or transformers does

@@ -9,34 +9,35 @@ import numpy as np
 import pytest
 from builders import Stored
 from mlx_files import config_of, quantised_tensors, raw_of, theirs, told, write
+from test_lfm3_packed import in_files
 
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.commands.cli import main
 from lfm2np.truth.layers import expected_tensors
 
 PROMPT = [1, 7, 12, 3, 30, 21]
-TOP = Path(__file__).parents[3]
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 
 
-def written(directory: Path, form: tuple[str, int, int], mixture: bool = False, **changes: object) -> Path:
-    raw = raw_of(mixture, **changes)
-    return write(directory, raw | told(*form), quantised_tensors(config_of(raw), form, seed=1))
-
-
-@pytest.mark.parametrize("name", ["trained", "moe"])
-def test_the_numbers_of_a_fixture_give_its_logits(name: str, tmp_path: Path):
-    directory = TOP / "fixtures" / name
+@pytest.mark.parametrize(
+    "directory",
+    [*(FIXTURES / name for name in ("trained", "moe", "lfm3")), *sorted((FIXTURES / "torture").glob("lfm3_*"))],
+    ids=lambda path: path.name,
+)
+def test_the_numbers_of_a_fixture_with_taps_as_mlx_has_them_give_its_logits(directory: Path, tmp_path: Path):
     config = load_config(directory)
     ours: dict[str, Stored] = {}
     for key, tensor in open_checkpoint(directory, config).items():
         values = tensor.array.swapaxes(1, 2) if len(tensor.shape) == 3 else tensor.array
         ours[key] = (tensor.dtype, tensor.shape, np.ascontiguousarray(values).tobytes())
-    path = write(tmp_path / "x", json.loads((directory / "config.json").read_text()), theirs(ours, config))
-    assert lfm2np.load(path).logits(PROMPT).tobytes() == lfm2np.load(directory).logits(PROMPT).tobytes()
+    tensors = theirs(ours, config)
+    raw = json.loads((directory / "config.json").read_text())
+    path = write(tmp_path / "x", raw, in_files(tensors) if config.model_type == "lfm3" else tensors)
+    prompt = [token % config.vocab_size for token in PROMPT]
+    assert lfm2np.load(path).logits(prompt).tobytes() == lfm2np.load(directory).logits(prompt).tobytes()
 
 
 def test_modules_have_their_own_formats(tmp_path: Path):
@@ -60,14 +61,6 @@ def test_modules_have_their_own_formats(tmp_path: Path):
     assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
 
 
-def test_a_head_of_its_own_is_quantised_like_any_matrix(tmp_path: Path):
-    path = written(tmp_path / "x", ("affine", 5, 32), tie_word_embeddings=False)
-    tensors = read_tensors(path, read_config(path))
-    head, embedding = (tensors[f"{name}.weight"] for name in ("lm_head", "model.embed_tokens"))
-    assert not np.array_equal(widen(head.values, ""), widen(embedding.values, ""))
-    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
-
-
 def test_a_tied_head_that_is_there_must_be_the_embedding(tmp_path: Path):
     raw = raw_of(False)
     tensors = quantised_tensors(config_of(raw), ("affine", 4, 32))
@@ -83,14 +76,6 @@ def test_a_tied_head_that_is_there_must_be_the_embedding(tmp_path: Path):
         write(path, raw | told("affine", 4, 32), tensors | changes)
         with pytest.raises(lfm2np.CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
             lfm2np.load(path)
-
-
-def test_info_tells_formats_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = written(tmp_path / "x", ("affine", 4, 32), mixture=True)
-    assert main(["info", "--model", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f"{'tensors':<30}38 affine-4bit-g32, 13 BF16" in lines
-    assert f"{'weights that grids round':<30}none: exact arithmetic holds every bit of every matrix" in lines
 
 
 def test_info_counts_what_three_slices_do_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -122,7 +122,6 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("mlx", key("quantization_config", {"bits": 3}), "quantization_config: {'bits': 3} contradicts quantization, wh"),
     ("mlx", mlx(mode="int4"), "quantization.mode: 'int4'"),
     ("mlx", mlx(bits=7), "quantization.bits: 7"),
-    ("mlx", mlx(bits=None), "quantization.bits: null"),
     ("mlx", mlx(bits=True), "quantization.bits: true"),
     ("mlx", mlx(group_size=16), "quantization.group_size: 16"),
     ("mlx", mlx(mode="mxfp4", group_size=64), "quantization.group_size: 64, expected 32 of mode mxfp4"),
@@ -276,9 +275,8 @@ def test_what_does_not_fit_is_named_in_one_line(base: str, edit: Edit, named: st
     raw, tensors = made(base)
     edit(raw, tensors)
     write(tmp_path / "x", raw, tensors)
-    with pytest.raises((CheckpointError, ConfigError), match=named) as caught:
+    with pytest.raises((CheckpointError, ConfigError), match=rf"^{tmp_path / 'x'}.*(?:{named}).*\Z"):
         read_whole(tmp_path / "x")
-    assert str(tmp_path / "x") in str(caught.value) and "\n" not in str(caught.value)
 
 
 OLD_AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}

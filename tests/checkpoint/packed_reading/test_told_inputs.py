@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_compressed_tensors import with_inputs, written
+from test_compressed_tensors import with_inputs
+from test_directories import written
 from truths import truth_of
 
 import lfm2np
@@ -65,7 +66,7 @@ def test_what_is_told_is_done(changes: dict[str, Any], draw: int, expected: np.n
 
 
 def test_every_second_engine_takes_the_largest_scale_of_those_that_share_a_product(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", "float8-tensor")
+    path, _ = written(tmp_path / "x", "float8-tensor")
     config = read_config(path)
     tensors, scales = read_tensors(path, config), input_roundings(path, config)
     names = [f"model.layers.1.self_attn.{letter}_proj.weight" for letter in "qkv"]
@@ -99,7 +100,7 @@ def test_a_right_engine_is_about_as_far_off_as_the_format_says(name: str, told_a
 
 
 def test_a_checkpoint_that_does_not_tell_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", "int4-g32")
+    path, _ = written(tmp_path / "x", "int4-g32")
     config = read_config(path)
     with pytest.raises(RequestError, match=r"format w8a8: .* does not tell how inputs are rounded"):
         inputs_of(FORMATS["w8a8"], path, config, read_tensors(path, config), 0)

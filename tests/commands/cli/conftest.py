@@ -48,10 +48,11 @@ def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, s
 
 @pytest.fixture
 def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """What a command prints with --json."""
+    """The one JSON object that a command prints with --json; NaN and Infinity are none."""
 
-    def answered(*words: str) -> Any:
-        assert main([*words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+    def answered(*words: str, code: int = 0) -> Any:
+        assert main([*words, "--json"]) == code
+        (line,) = capsys.readouterr().out.splitlines()
+        return json.loads(line, parse_constant=pytest.fail)
 
     return answered

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import write_model
 from jsonschema import Draft202012Validator
 
 import lfm2np
@@ -30,13 +29,12 @@ def chats() -> list[str]:
     return [word for chat in CHATS for word in ("--chat", chat)]
 
 
-def test_several_prompts_are_batched_and_proved(capsys: pytest.CaptureFixture[str]):
+def test_several_prompts_are_batched_and_proved(answer, capsys: pytest.CaptureFixture[str]):
     assert main(["generate", *chats(), "--prove"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[38:] for line in lines[:3]] == ANSWERS
     assert lines[-1] == "verified: every token and every logit equals sequential generation, bit for bit"
-    assert main(["generate", *chats(), "--prove", "--json", "--block-size", "1", "--max-num-batched-tokens", "5"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = answer("generate", *chats(), "--prove", "--block-size", "1", "--max-num-batched-tokens", "5")
     assert [output["outputs"][0]["text"] for output in report["outputs"]] == ANSWERS
     assert report["summary"]["proved"] is True
     assert report["summary"]["steps"] > 9
@@ -115,24 +113,21 @@ def test_calls_of_a_reply_are_shown(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == 'call: f {"a": "x"}\ncall: g {}\n'
 
 
-def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, answer):
     lines = [
         {"prompt": "sort: 3 1 2 ->", "max_tokens": 5, "request_id": "a"},
         {"prompt_token_ids": [1, 17, 42], "temperature": 1.5, "seed": 3, "n": 2, "arrival_step": 4, "priority": 1},
     ]
     file = tmp_path / "requests.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    options = ["generate", "--requests", str(file), "--prove", "--json", "--policy", "priority"]
-    assert main([*options, "--trace", str(tmp_path / "trace.jsonl")]) == 0
-    first, second = json.loads(capsys.readouterr().out)["outputs"]
+    options, trace = ["--requests", str(file), "--prove", "--policy", "priority"], str(tmp_path / "trace.jsonl")
+    first, second = answer("generate", *options, "--trace", trace)["outputs"]
     assert first["request_id"] == "a"
     assert len(second["outputs"]) == 2
-    assert main(["draw", str(tmp_path / "trace.jsonl"), "--replay", "--json"]) == 0
-    replayed = json.loads(capsys.readouterr().out)["outputs"]
-    assert replayed["1#1"] == second["outputs"][1]["token_ids"]
+    assert answer("draw", trace, "--replay")["outputs"]["1#1"] == second["outputs"][1]["token_ids"]
 
 
-def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, capsys):
+def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, answer, capsys):
     trace = tmp_path / "trace.jsonl"
     assert main(["generate", *chats(), "--trace", str(trace)]) == 0
     lines = trace.read_text().splitlines(keepends=True)
@@ -141,8 +136,7 @@ def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wish
         capsys.readouterr()
         assert main(["draw", str(trace), "--replay"]) == 3
         assert f"no end after line {count}: the file was cut off, or its run broke off" in capsys.readouterr().err
-        assert main(["draw", str(trace), "--replay", "--partial", "--json"]) == 0
-        replayed = json.loads(capsys.readouterr().out)
+        replayed = answer("draw", str(trace), "--replay", "--partial")
         assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
     assert main(["draw", str(trace), "--terminal"]) == 3
     assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
@@ -175,15 +169,12 @@ def test_a_proof_names_what_is_reported_otherwise_than_alone(
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
-def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFixture[str], kind: str):
+def test_speculation_changes_the_steps_and_nothing_else(answer, capsys: pytest.CaptureFixture[str], kind: str):
     assert main(["generate", *chats(), "--speculative", kind]) == 0
     text = capsys.readouterr().out
     assert [line[38:] for line in text.splitlines()[:3]] == ANSWERS
     assert "\nmean accepted length " in text
-    assert (
-        main(["generate", *chats(), "--prove", "--json", "--speculative", kind, "--num-speculative-tokens", "3"]) == 0
-    )
-    report = json.loads(capsys.readouterr().out)
+    report = answer("generate", *chats(), "--prove", "--speculative", kind, "--num-speculative-tokens", "3")
     drafts = report["summary"]["speculative"]
     assert drafts["drafter"] == kind
     assert drafts["proposed"] == sum(drafts["proposed_at"]) > 0
@@ -195,15 +186,13 @@ def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFi
     assert report["summary"]["steps"] < 9 or kind == "ngram"
 
 
-def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path: Path, capsys):
+def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path: Path, answer):
     trace = tmp_path / "trace.jsonl"
     options = ["--speculative", "draft", "--draft-sampling", "random", "--temperature", "1.4", "--trace", str(trace)]
     options += ["--model", str(lfm2np.trained_fixture()), "--draft-model", str(lfm2np.draft_fixture())]
-    assert main(["generate", *chats(), "--prove", "--json", *options]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = answer("generate", *chats(), "--prove", *options)
     assert report["summary"]["speculative"]["accepted"] > 0
-    assert main(["draw", str(trace), "--replay", "--json"]) == 0
-    replayed = json.loads(capsys.readouterr().out)["outputs"]
+    replayed = answer("draw", str(trace), "--replay")["outputs"]
     assert replayed == {output["request_id"]: output["outputs"][0]["token_ids"] for output in report["outputs"]}
     drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]
     assert any(drafts)
@@ -248,18 +237,6 @@ def requests(tmp_path: Path) -> str:
     return str(path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    """The one JSON object on standard output; NaN and Infinity are none."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    assert main(["generate", *arguments, "--json"]) == code
-    (line,) = capsys.readouterr().out.splitlines()
-    parsed: dict[str, Any] = json.loads(line, parse_constant=refuse)
-    return parsed
-
-
 def test_the_schema_is_one_and_of_the_version_that_is_written() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
@@ -267,34 +244,32 @@ def test_the_schema_is_one_and_of_the_version_that_is_written() -> None:
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
-def test_what_is_printed_is_of_the_schema(capsys, requests: str, options: list[str]) -> None:
-    arguments = [requests if word == "FILE" else word for word in options]
-    VALIDATOR.validate(printed(capsys, *arguments))
+def test_what_is_printed_is_of_the_schema(answer, requests: str, options: list[str]) -> None:
+    VALIDATOR.validate(answer("generate", *(requests if word == "FILE" else word for word in options)))
 
 
-def test_a_checkpoint_without_a_tokenizer_has_ids_and_no_text(tmp_path: Path, capsys) -> None:
-    model = write_model(tmp_path / "model")
+def test_a_checkpoint_without_a_tokenizer_has_ids_and_no_text(model: Path, answer) -> None:
     (model / "tokenizer.json").unlink()
     for way in ([], ["--sequential"], ["--prove"]):
-        report = printed(capsys, "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3", *way)
+        report = answer("generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3", *way)
         VALIDATOR.validate(report)
         assert report["outputs"][0]["outputs"][0]["text"] is None
 
 
 @pytest.mark.parametrize("way", [[], ["--sequential"], ["--prove"]])
-def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, capsys, way: list[str]) -> None:
+def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, answer, way: list[str]) -> None:
     file = tmp_path / "requests.jsonl"
     lines = [{"prompt": "sort: 1 ->"}, {"prompt_token_ids": [1] * 5000, "request_id": "long"}]
     file.write_text("\n".join(map(json.dumps, lines)))
-    report = printed(capsys, "--requests", str(file), *way, code=2)
+    report = answer("generate", "--requests", str(file), *way, code=2)
     VALIDATOR.validate(report)
     assert [output["request_id"] for output in report["outputs"]] == ["0"]
     assert list(report["summary"]["refused"]) == ["long"]
     assert "prompt of 5000 tokens" in report["summary"]["refused"]["long"]
 
 
-def test_a_proof_that_fails_is_told_in_the_summary(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_fails_is_told_in_the_summary(answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfm2np.commands.cli.generate.compare", lambda *records: "a difference")
-    report = printed(capsys, *ONE, "--prove", code=1)
+    report = answer("generate", *ONE, "--prove", code=1)
     VALIDATOR.validate(report)
     assert report["summary"]["proved"] is False

@@ -44,10 +44,9 @@ def right(scored, tmp_path_factory):
 
 
 @pytest.mark.rounding
-def test_right_rollouts_exit_with_2_where_some_are_left_out(right, capsys, tmp_path):
+def test_right_rollouts_exit_with_2_where_some_are_left_out(right, answer, tmp_path):
     page, junit, kept = (str(tmp_path / name) for name in ("page.html", "junit.xml", "kept.jsonl"))
-    assert main(["rollouts", str(right), "--json", "--report", page, "--report", junit, "--save", kept]) == 2
-    report = json.loads(capsys.readouterr().out)
+    report = answer("rollouts", str(right), "--report", page, "--report", junit, "--save", kept, code=2)
     figures = report["figures"]
     Draft202012Validator(SCHEMA).validate(report)
     assert report["verdict"] == "INCONCLUSIVE" and figures["rollouts"] == 2
@@ -58,8 +57,7 @@ def test_right_rollouts_exit_with_2_where_some_are_left_out(right, capsys, tmp_p
     assert figures["scoring"]["tokens"] > 0
     assert "Sampler and trainer" in Path(page).read_text(encoding="utf-8")
     assert 'name="lfm2np rollouts" tests="1" failures="0"' in Path(junit).read_text(encoding="utf-8")
-    assert main(["rollouts", str(right), "--json", "--save", kept]) == 2
-    again = json.loads(capsys.readouterr().out)["figures"]
+    again = answer("rollouts", str(right), "--save", kept, code=2)["figures"]
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]
 

@@ -92,14 +92,13 @@ def test_requests_that_overflow_are_told_beside_the_others(overflowing, tmp_path
 
 @pytest.mark.night
 @pytest.mark.rounding
-def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_vectors_take_workers_and_results(
+    tmp_path: Path, answer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On the trained fixture, whose tokens have texts."""
     results = str(tmp_path / "results.jsonl")
-    words = ["check", "lfm2np.suite.adapters:own", "--cases", "short-prompts", "--save", results, "--json"]
-    assert main([*words, "--workers", "2"]) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert main(["check", results, "--save", results, "--json"]) == 0
-    second = json.loads(capsys.readouterr().out)
+    words = ["check", "lfm2np.suite.adapters:own", "--cases", "short-prompts", "--save", results]
+    first, second = answer(*words, "--workers", "2"), answer("check", results, "--save", results)
     assert first["verdict"] == second["verdict"] == "EXACT"
     tokens, tokens_again = (report["figures"]["scoring"]["tokens"] for report in (first, second))
     assert 2 * tokens == 3 * tokens_again > 0  # of two emulated engines, and only at first of the truth, which is kept

@@ -44,19 +44,14 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": "3"}, "max_tokens", "valid integer"),
     ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
     ({"max_tokens": 0, "min_tokens": 1}, None, "min_tokens 1: expected at most max_tokens=0"),
-    ({"min_tokens": 20}, None, "min_tokens 20: expected at most max_tokens=16"),
     ({"temperature": True}, "temperature", "valid number"),
     ({"temperature": -0.1}, None, "temperature -0.1"),
-    ({"top_p": 0}, None, "top_p 0"),
-    ({"n": 2, "temperature": 0}, None, "n 2: expected 1 with temperature 0"),
     ({"n": 21}, None, "21 prompts times samples: expected at most 20"),
     ({"best_of": 2}, None, "best_of 2: expected n=1"),
-    ({"seed": -1}, None, "seed -1"),
     ({"stop": [""]}, "stop", "at least 1 character"),
     ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
     ({"stop": "a" * 257}, "stop", "at most 256 characters"),
     ({"logit_bias": {str(token_id): 0.0 for token_id in range(1025)}}, "logit_bias", "at most 1024 items"),
-    ({"logit_bias": {"x": 1.0}}, None, "logit_bias token id 'x'"),
     ({"logit_bias": {"5": "1"}}, None, "logit_bias[5] '1'"),
     ({"allowed_token_ids": []}, None, "expected at least one token id"),
     ({"prompt_logprobs": 21}, None, "prompt_logprobs 21: expected at most 20"),
@@ -66,7 +61,6 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
     ({"prompt": "\ud800"}, None, "not JSON"),
 ]
-CALLED = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{"}}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1 item"),
@@ -77,7 +71,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages", "unknown"),
     ({"messages": [{**HELLO[0], "tool_calls": [{}]}]}, None, "messages[0].tool_calls[0]: {}, expected a function"),
     ({"messages": [{**HELLO[0], "tool_calls": [3]}]}, "messages", "messages[0].tool_calls[0]: Input should be"),
-    ({"messages": [CALLED]}, None, "messages[0].tool_calls[0].function.arguments: not JSON"),
     ({"tools": [{"type": "function"}]}, None, "tools[0]: {'type': 'function'}, expected type 'function', and"),
     ({"tools": {}}, "tools", "tools: Input should be a valid list"),
     ({"tools": [{}] * 1025}, "tools", "at most 1024 items"),

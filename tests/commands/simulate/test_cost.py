@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -131,11 +132,8 @@ def test_another_file_is_refused_in_one_line(tmp_path, change, named):
     CostModel("mine", "measured here", ({"1": 0.1},)).write(path)
     fields = change if isinstance(change, bytes) else json.dumps({**json.loads(path.read_text()), **change}).encode()
     path.write_bytes(fields)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match=rf"^{path}: (?!.*{path}).*{re.escape(named)}.*\Z"):
         read_cost_model(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ") and message.count(str(path)) == 1, message
-    assert named in message and "\n" not in message, message
 
 
 # --- published figures
@@ -271,6 +269,5 @@ HEAD = "tokens,read,requests,seconds\n"
 def test_a_bad_file_is_named_in_one_line(tmp_path, content, named):
     path = tmp_path / "steps"
     path.write_text(content)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match=rf"^{path}: .*{re.escape(named)}.*\Z"):
         read_steps(path)
-    assert str(caught.value).startswith(f"{path}: ") and named in str(caught.value) and "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -134,9 +135,8 @@ def test_poisson_arrivals_have_their_rate_and_lengths_and_are_the_same_again() -
     ],
 )
 def test_what_is_wrong_in_a_trace_is_named(text: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceError, match=rf"^{tmp_path}.*{re.escape(named)}.*\Z"):
         arrivals_of(tmp_path, text)
-    assert str(caught.value).startswith(str(tmp_path)) and named in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"\x1f\x8bgzip"])

@@ -1,9 +1,6 @@
 """Tokens of which any row is a text."""
 
-from pathlib import Path
-
 import pytest
-from builders import write_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,9 +42,3 @@ def test_without_a_tokenizer_it_is_any_tokens_but_the_first_few() -> None:
     assert all(CONTROL <= token < 300 for token in alphabet)
     assert alphabet_of(None, 9) == (8,)
     assert alphabet_of(None, 2) == (1,)
-
-
-def test_the_tokenizer_of_a_random_checkpoint_has_one_as_well(tmp_path: Path) -> None:
-    model = lfm2np.load(write_model(tmp_path / "model"))
-    alphabet = alphabet_of(model.tokenizer, model.config.vocab_size)
-    assert len(alphabet) > 20 and row_text(model.tokenizer, list(alphabet) * 3) is not None

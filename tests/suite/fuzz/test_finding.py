@@ -27,13 +27,9 @@ Right = list[tuple[int, float, dict[int, float]]]  # token, log-probability, of 
 @functools.cache
 def right(prompt: tuple[int, ...], count: int = 6) -> Right:
     """The exact greedy answer."""
-    engine = lfm2np.Engine(model())
     params = lfm2np.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=5)
-    engine.add_request("q", list(prompt), params)
-    while engine.has_unfinished:
-        outputs = engine.step()
-    (output,) = outputs[0].outputs
-    return [(each.token_id, each.logprob, dict(each.top)) for each in output.logprobs]
+    ((sample,),) = (each.outputs for each in lfm2np.LLM(model()).generate([list(prompt)], params))
+    return [(each.token_id, each.logprob, dict(each.top)) for each in sample.logprobs or ()]
 
 
 def answer(tokens: Sequence[int], logprobs: Sequence[float] | None = None, **fields: Any) -> Answer:

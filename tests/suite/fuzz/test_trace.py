@@ -1,6 +1,7 @@
 """Traces as plain data: what is one, as JSON, with other tokens, one after another."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -33,18 +34,14 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
         ({"prompt_token_ids": [5, 1.0]}, "prompt_token_ids"),
         ({"prompt_token_ids": "ab"}, "prompt_token_ids: str, expected a list"),
         ({"max_tokens": 0}, "max_tokens 0: expected a whole number, at least 1"),
-        ({"max_tokens": None}, "max_tokens None"),
-        ({"max_tokens": 2.0}, "max_tokens 2.0"),
-        ({"max_tokens": True}, "max_tokens True"),
-        ({"pause": -1}, "pause -1: expected a whole number, 0 to 60000"),
-        ({"pause": 60_001}, "pause 60001"),
+        ({"pause": -1}, "pause -1"),
+        ({"pause": 60_001}, "pause 60001: expected a whole number, 0 to 60000"),
         ({"n": 0, "temperature": 1.0}, "n 0"),
         ({"n": 20_000, "temperature": 1.0}, "n 20000"),
         ({"n": 2}, "n 2: expected 1 with temperature 0"),
         ({"seed": -1}, "seed -1"),
         ({"priority": "first"}, "priority 'first'"),
         ({"sample": 1}, "sample 1: expected a whole number, 0 to 0"),
-        ({"sample": None}, "sample None"),
         ({"request_id": 1}, "request_id 1"),
         ({"cache_salt": None}, "cache_salt None"),
         ({"tags": None}, "tags: NoneType, expected a JSON object"),
@@ -53,10 +50,7 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
         ({"after": 0, "after_tokens": 0}, "after_tokens 0"),
         ({"after_tokens": 1}, "after_tokens 1: expected `after`"),
         ({"abort_after": -1}, "abort_after -1"),
-        ({"abort_after": "1"}, "abort_after '1'"),
         ({"temperature": float("nan")}, "temperature nan"),
-        ({"temperature": -0.5}, "temperature -0.5"),
-        ({"temperature": "1"}, "temperature '1'"),
         ({"stop": ""}, "stop[0] ''"),
         ({"stop": [1]}, "stop[0]"),
         ({"cold": 1}, "true or false for cold"),
@@ -65,9 +59,8 @@ def test_a_trace_written_as_json_and_read_is_the_same(trace: Trace) -> None:
     ],
 )
 def test_each_wrong_field_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(RequestError, match=r"^requests\[1\]") as caught:
+    with pytest.raises(RequestError, match=rf"^requests\[1\].*{re.escape(named)}"):
         trace_from_json({"requests": [FIRST, FIRST | fields]})
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(

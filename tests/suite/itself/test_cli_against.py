@@ -6,8 +6,9 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +21,7 @@ from lfm2np.commands.cli import check as check_command
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.itself.relations import NAMES
 
 pytestmark = [pytest.mark.rounding, pytest.mark.slow]
@@ -94,29 +96,6 @@ def test_what_a_fault_breaks_is_handed_over_and_shown_again(capsys: pytest.Captu
     assert "\u2715 BROKEN" in page and "<bdi>prefixes: prompt of " in page and "<script" not in page
 
 
-def test_an_engine_that_gives_other_tokens_beside_others_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
-    code, report, _ = check(capsys, "beside_others:likely", "--against", "itself", "--cases", "batch,twins")
-    assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
-    (row, _) = report["figures"]["relations"]
-    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
-
-
-def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left_open(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    few = ("--against", "itself", "--cases", "batch")
-    page = tmp_path / "r.html"
-    code, report, _ = check(capsys, "beside_others:undecided", *few, "--report", str(page))
-    assert code == 1 and "positions have other tokens" in report["figures"]["relations"][0]["what"]
-    assert "positions have other tokens" in page.read_text(encoding="utf-8")
-    code, report, _ = check(capsys, "beside_others:silent", *few)
-    assert code == 2 and report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["where"] == "batch"
-    code, report, _ = check(capsys, "beside_others:certain", *few)
-    assert code == 1 and 20 < report["figures"]["relations"][0]["noise"] < 30
-    assert check(capsys, "beside_others:right", *few)[0] == 0
-
-
 @pytest.mark.night
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
@@ -173,6 +152,27 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
     assert expected in capsys.readouterr().err
 
 
+class Crowded:
+    """Gives another token to requests beside others."""
+
+    lacks: ClassVar = {"samples", "stops", "sampling"}
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        """It needs neither."""
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        token, counts = 8 + (len(requests) > 1), [each.params.max_tokens or 1 for each in requests]
+        return [[Answer((token,) * count, (-0.001,) * count, finish_reason="length")] for count in counts]
+
+
+def test_an_engine_that_gives_other_tokens_beside_others_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
+    code, report, _ = check(capsys, "test_cli_against:Crowded", "--against", "itself", "--cases", "batch,twins")
+    assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
+    (row, _) = report["figures"]["relations"]
+    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
+
+
 class Read(argparse.Namespace):
     """Arguments that remember which of them were read."""
 
@@ -187,7 +187,7 @@ READ: set[str] = set()
 
 
 def test_each_option_is_used_or_refused_with_against(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["check", "beside_others:likely", "--against", "itself", *SIZES, "--report", str(tmp_path / "r.html")]
+    words = ["check", "test_cli_against:Crowded", "--against", "itself", *SIZES, "--report", str(tmp_path / "r.html")]
     arguments = build_parser("check").parse_args([*words, "--cases", "batch"])
     READ.clear()
     with pytest.raises(Lfm2npError):

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from lfm2np.oracle.engines.records import Answer
 from lfm2np.suite.itself.pairs import compared, flip, lead, stopped
 
-TWO = math.log(2.0)
-
 
 def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fields: object) -> Answer:
     return Answer(ids, logprobs, **fields)  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.page.view import fullest
 from lfm2np.teaching.drawings.runs.derive import LETTERS, moments, num_kept
 from lfm2np.teaching.drawings.runs.expert_choices import routes
-from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import read_run
 
 pytestmark = pytest.mark.browser
@@ -232,21 +231,6 @@ def require_at_its_end(page: Any) -> None:
     shown = [element for element in page.query_selector_all("#batching .at") if element.is_visible()]
     assert {element.get_attribute("data-step") for element in shown} == {str(last)}
     assert not page.is_visible("#batching .playhead")
-
-
-def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
-    hostile = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">\u202e\0<!--"
-    model, coming = lfm2np.load(), [Coming(hostile, hostile, demo.greedy(2)), Coming("b", "ann", demo.greedy(2))]
-    run = read_run(recorded(model, coming))
-    file = tmp_path / "page.html"
-    file.write_text(draw(run, model, hostile, hostile), encoding="utf-8")
-    opened = Opened(browser, file)
-    assert opened.page.title() == "Continuous batching of LFM2, on real numbers"
-    assert opened.complaints == []
-    assert opened.requests == [file.as_uri()]
-    assert [view.get_attribute("id") for view in opened.page.query_selector_all(".view")] == list(VIEWS)
-    assert "<script>document.title" in opened.page.inner_text("#schedule")
-    opened.context.close()
 
 
 def test_experts_are_shown_step_by_step(browser: Any, tmp_path: Path) -> None:

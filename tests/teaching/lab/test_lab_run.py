@@ -32,8 +32,6 @@ pytestmark = pytest.mark.slow
 
 DEFAULT = Settings()
 PAPER = Settings(model="paper", requests=DEFAULT_REQUESTS["paper"])
-MANY = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in NAMES)
-
 play_once = functools.cache(play)
 
 
