@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import PLENTY, checked_target, known_of, loaded
+from engines import checked_target, chunked, known_of, loaded, own
 from faults import Edit, Fault, inject
 
 from lfm2np.commands.serve.app import make_app
@@ -31,11 +31,6 @@ from lfm2np.suite.adapters import Own
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
-
-
-def small_steps(model: str, sizes: dict[str, Any]) -> Own:
-    """Steps of at most 64 tokens, unless it is told otherwise."""
-    return Own(loaded(model, "float32"), {**PLENTY, "max_num_batched_tokens": 64, **sizes})
 
 
 class OtherTemperature(Own):
@@ -71,49 +66,40 @@ ROWS = Edit("lfm2np.engine.step:forward", "(weights, config, numerics, ids,", f"
 ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """`names`: what of the reasons says so."""
-
-    engine: str | Factory
-    fault: str | Fault | None
-    case: str
-    names: str
-
-
-WRONG = {
-    "rows beyond 256 read back": Wrong(small_steps, ROWS_READ_BACK, "large-steps", "further"),
-    "a hash without what stands before": Wrong("engines:float32", "parent-key-not-hashed", "unchained", "unchained"),
-    "samples write to shared keys": Wrong(
-        "engines:chunked", "shared-block-written-without-a-copy", "samples", "samples-"
+WRONG: dict[str, tuple[Factory, str | Fault | None, str, str]] = {  # engine, fault, case, and what a reason says
+    "rows beyond 256 read back": (
+        own("float32", max_num_batched_tokens=64),
+        ROWS_READ_BACK,
+        "large-steps",
+        "further",
     ),
-    "samples with the same random numbers": Wrong(
-        "engines:float32", "same-noise-for-all-samples", "samples", "the same random numbers"
+    "a hash without what stands before": (own("float32"), "parent-key-not-hashed", "unchained", "unchained"),
+    "samples write to shared keys": (chunked, "shared-block-written-without-a-copy", "samples", "samples-"),
+    "samples with the same random numbers": (
+        own("float32"),
+        "same-noise-for-all-samples",
+        "samples",
+        "the same random numbers",
     ),
-    "ignore_eos for the first sample only": Wrong(
-        lambda model, sizes: FirstSampleGoesOn(loaded(model, "float32"), {**PLENTY, **sizes}),
+    "ignore_eos for the first sample only": (
+        own("float32", FirstSampleGoesOn),
         None,
         "samples",
         "ignore_eos is for all of them",
     ),
-    "another temperature": Wrong(
-        lambda model, sizes: OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes}),
-        None,
-        "temperatures",
-        "as if at temperature 1",
-    ),
+    "another temperature": (own("float32", OtherTemperature), None, "temperatures", "as if at temperature 1"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_engine_that_plain_requests_do_not_show_is_wrong(model: Model, name: str) -> None:
-    wrong = WRONG[name]
-    with inject(wrong.fault) if wrong.fault else nullcontext():
-        plain = checked_target(model, PythonTarget(wrong.engine, model.path), cases=("short-prompts",), at_once=8)
-        result = checked_target(model, PythonTarget(wrong.engine, model.path), cases=(wrong.case,), at_once=8)
+    engine, fault, case, words = WRONG[name]
+    with inject(fault) if fault else nullcontext():
+        plain = checked_target(model, PythonTarget(engine, model.path), cases=("short-prompts",), at_once=8)
+        result = checked_target(model, PythonTarget(engine, model.path), cases=(case,), at_once=8)
     assert plain.total.verdict is Verdict.EXACT, plain.total.reasons
     assert result.total.verdict is Verdict.BUG
-    assert any(wrong.names in reason for reason in result.total.reasons), result.total.reasons
+    assert any(words in reason for reason in result.total.reasons), result.total.reasons
 
 
 @pytest.mark.parametrize(("form", "engine"), [("exact", "lfm2np.suite.adapters:own"), ("float32", "")])

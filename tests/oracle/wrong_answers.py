@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from http_player import model, playing, said
 
+from lfm2np.oracle.engines.exec_server import serve
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 
 
@@ -106,36 +106,6 @@ class Wrong:
         return self.way(asked_of(request.prompt_token_ids, request.max_tokens, request.params.stop))
 
 
-def serve_lines(way: str) -> None:
-    """The protocol of exec: on standard input and output."""
-    requests: list[dict[str, Any]] = []
-    for line in sys.stdin:
-        fields = json.loads(line)
-        if fields["kind"] == "hello":
-            hello: dict[str, Any] = {"kind": "hello", "protocol": 2, "engine": way, "logprobs": True, "top_logprobs": 0}
-            stops = {} if way == "lacks-stops" else {"stops": True}
-            say({**hello, "prompt_logprobs": False, "at_once": 4, "abort": False, **stops})
-        elif fields["kind"] == "request":
-            requests.append(fields)
-        elif fields["kind"] == "run":
-            for request in requests:
-                say({"kind": "answer", "request_id": request["request_id"], **line_of(way, request)})
-            requests = []
-
-
-def line_of(way: str, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        answer = WAYS[way](asked_of(request["prompt_token_ids"], request["max_tokens"], request.get("stop")))
-    except ValueError as problem:
-        return {"error": str(problem)}
-    fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs, "text": answer.text}
-    return fields if answer.finish_reason is None else {**fields, "finish_reason": answer.finish_reason}
-
-
-def say(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
-
-
 @contextlib.contextmanager
 def serving(way: str) -> Iterator[str]:
     """The URL of a server in vLLM's dialect."""
@@ -158,4 +128,4 @@ def serving(way: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    serve_lines(sys.argv[1])
+    serve(lambda path, sizes: Wrong(sys.argv[1]))

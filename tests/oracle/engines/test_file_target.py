@@ -13,9 +13,10 @@ from answering import answers_to
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, request_as_json
 from lfm2np.oracle.engines.target import Target, TargetError
+from lfm2np.oracle.workloads import noted
 
 PAIRS = [
     (
@@ -80,9 +81,10 @@ def test_every_line_is_there_before_append_returns_and_is_read_as_it_was(tmp_pat
 
 
 def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
+    """Also to one of which its place in the plan is noted: a file may be of before there were such notes."""
     transcript = Transcript(path)
-    request = PAIRS[1][0]
-    assert transcript.known(request) is not None
+    (trace,) = noted([Trace((PAIRS[1][0],))])
+    assert transcript.known(PAIRS[1][0]) == transcript.known(trace.requests[0]) == PAIRS[1][1]
     assert transcript.known(greedy("z", (1,), 1, case="case")) is None
     for other in (
         greedy("b", (1,), 1, case="other"),

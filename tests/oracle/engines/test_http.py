@@ -169,19 +169,17 @@ JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
         lambda handler: drip(handler, JSON_HEAD + b"{}"),
     ],
 )
-def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable[[Handler], Any]) -> None:
-    answer = spoiled(vllm, trouble, timeout=SHORT)
-    assert answer == failed(f"no complete answer within {SHORT:g} s", HANG)
+def test_a_server_that_takes_its_time_is_cut_off(
+    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Handler], Any]
+) -> None:
+    """Pinned: what had come was parsed, which took longer than the timeout, where much had."""
+
+    def slow(handler: Handler) -> None:
+        monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
+        trouble(handler)
+
+    assert spoiled(vllm, slow, timeout=SHORT) == failed(f"no complete answer within {SHORT:g} s", HANG)
     assert len(vllm.seen) == 1  # slowness is not tried again
-
-
-def test_what_was_cut_off_is_not_parsed(vllm: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned: that took longer than the timeout, where much had come."""
-    target = target_of(vllm, timeout=SHORT)
-    target.probe()
-    monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
-    vllm.trouble = lambda handler: drip(handler, JSON_HEAD) or True
-    assert answers_to(target, [request_of("a")]) == [failed(f"no complete answer within {SHORT:g} s", HANG)]
 
 
 FLOOD = b" " * 2**16
@@ -330,6 +328,9 @@ def test_what_was_answered_before_a_server_went_is_kept(vllm: Player) -> None:
 
 
 def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
     vllm.trouble = lambda handler: handler.say(b"<html>", Content_Type="text/html") or True
     with pytest.raises(TargetError, match=r"no known dialect: vllm .*text/html.*; text "):
         target_of(vllm).probe()
@@ -390,37 +391,26 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert abilities.refused[1] in report_of(result).facts["probed as"]
 
 
-def test_a_server_that_returns_text_only_is_asked_in_text_and_has_to_give_one(vllm: Player) -> None:
+def test_a_server_that_takes_text_only_gets_no_prompt_without_one() -> None:
     with playing("text") as player:
         (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
     assert answer.error is not None and "prompt_text" in answer.error
-    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
-    with pytest.raises(TargetError, match="text 5: expected text"):
-        target_of(vllm).probe()
 
 
-def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
-    for name in ("vllm", "sglang", "llama.cpp"):
-        with playing(name) as player:
-            answers_to(target_of(player), [request_of("a", cold=True)])
-        body = player.seen[-1][2]
-        sampling = body.get("sampling_params", body)
+def test_requests_are_greedy_without_penalties_unless_they_have_a_stop_string_or_a_seed() -> None:
+    """And llama.cpp may stop."""
+    drawn = request_of("s", stop="end", seed=7, temperature=1.0)
+    for dialect in (VLLM, SGLANG, LLAMA_CPP):
+        body, other = (dialect.request(each, Extras()) for each in (request_of("a", cold=True), drawn))
+        sampling, others = body.get("sampling_params", body), other.get("sampling_params", other)
         assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
         assert sampling.get("repetition_penalty", sampling.get("repeat_penalty")) == 1.0
-        assert sampling["ignore_eos"] is (name != "llama.cpp")
-        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (name == "vllm")
-
-
-def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
-    request = request_of("s", stop="end", seed=7, temperature=1.0)
-    for dialect in (VLLM, LLAMA_CPP):
-        body = dialect.request(request, Extras())
-        assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
-    assert SGLANG.request(request, Extras())["sampling_params"]["stop"] == ["end"]
+        assert sampling["ignore_eos"] is (dialect is not LLAMA_CPP)
+        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (dialect is VLLM)
+        assert others["stop"] == ["end"] and not {"stop", "seed"} & sampling.keys()
+        assert not dialect.takes_seeds or (others["seed"], others["temperature"]) == (7, 1.0)
     assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
     assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
-    plain = VLLM.request(request_of("s"), Extras())
-    assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
 
 def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
@@ -480,6 +470,8 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
     (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
     (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
+    (lambda c: next(iter(c["prompt_logprobs"][3].values())).update(logprob=1.0), "log-probability 1.0: expected at mo"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0.5] * 4), "log-probability 0.5: expected at most 0"),
     (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
 ]
 OF_SGLANG: list[tuple[Spoil, str]] = [

@@ -10,18 +10,7 @@ from typing import Any
 
 import pytest
 from builders import PLAIN, mixture
-from dumps import (
-    BIASED,
-    TRAINED,
-    UNTIED,
-    at_length,
-    loaded,
-    located,
-    prompt,
-    rows_of,
-    token_by_token,
-    up_to,
-)
+from dumps import BIASED, TRAINED, UNTIED, loaded, located, prompt, rows_of, up_to
 from faults import FAULTS, inject
 
 import lfm2np
@@ -199,7 +188,7 @@ def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer(name: str) -> 
     """The recorder keeps what experts make, not what comes of it: the sum with the residual is what is wrong."""
     model = lfm2np.load(mixture(PLAIN), "exact")
     with inject(name):
-        recorded = rows_of(token_by_token(model), "a")
+        recorded = rows_of(model, "token by token", "a")
     first = located(model, recorded).findings[0]
     assert (first.name, first.recomputed) == (IN_STEPS[name][0], ())
     assert first.steps.startswith(IN_STEPS[name][1])
@@ -228,7 +217,7 @@ def test_a_fault_that_shows_only_at_length_is_found_at_its_operation(
     monkeypatch.setattr(attention, "SCORES", 2**14)
     model = loaded(TRAINED if name in AT_LENGTH else LFM3, "exact")
     with inject(name):
-        recorded = rows_of(at_length(model), "a")
+        recorded = rows_of(model, "at length", "a")
     first = located(model, recorded).findings[0]
     tensor, rows = (AT_LENGTH | LFM3S_AT_LENGTH)[name]
     assert (first.name, first.error > 1000) == (tensor, True)

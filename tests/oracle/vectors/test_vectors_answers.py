@@ -82,26 +82,9 @@ def too_far_off(answers: list[Json]) -> None:
     answers[5]["logprobs"][2] -= 5 * packaged()["vectors"][5]["positions"][2]["noise"]["bfloat16"]["logprob"]
 
 
-def one_token_less(answers: list[Json]) -> None:
-    for name in ("token_ids", "logprobs"):
-        answers[3][name].pop()
-
-
-def one_token_more(answers: list[Json]) -> None:
-    answers[3]["token_ids"].append(5)
-    answers[3]["logprobs"].append(-1.0)
-
-
-def one_logprob_less(answers: list[Json]) -> None:
-    answers[3]["logprobs"].pop()
-
-
-def a_null_logprob(answers: list[Json]) -> None:
-    answers[3]["logprobs"][1] = None
-
-
-def no_answer(answers: list[Json]) -> None:
-    answers[-1] = {"id": answers[-1]["id"], "error": "out of memory"}
+def of_fourth(change: Callable[[list[int], list[Any]], object]) -> Callable[[list[Json]], object]:
+    """A change of the ids and the log-probabilities of one answer."""
+    return lambda answers: change(answers[3]["token_ids"], answers[3]["logprobs"])
 
 
 CHANGES: dict[str, tuple[Callable[[list[Json]], object], tuple[int, int, int]]] = {  # and codes in golden.BOUNDED
@@ -111,11 +94,11 @@ CHANGES: dict[str, tuple[Callable[[list[Json]], object], tuple[int, int, int]]] 
     "a tie of bfloat16": (partial(flip, wanted=is_tie_of_bfloat16), (1, 0, 1)),
     "a tie, and what follows is not judged": (lambda answers: flip(answers, is_tie_of_bfloat16, 0), (1, 0, 1)),
     "a log-probability further off than its format explains": (too_far_off, (1, 0, 1)),
-    "a token less": (one_token_less, (2, 2, 2)),
-    "a token more": (one_token_more, (1, 1, 1)),
-    "a log-probability less": (one_logprob_less, (2, 2, 2)),
-    "a null for a log-probability": (a_null_logprob, (2, 2, 2)),
-    "no answer": (no_answer, (2, 2, 2)),
+    "a token less": (of_fourth(lambda ids, logprobs: (ids.pop(), logprobs.pop())), (2, 2, 2)),
+    "a token more": (of_fourth(lambda ids, logprobs: (ids.append(5), logprobs.append(-1.0))), (1, 1, 1)),
+    "a log-probability less": (of_fourth(lambda ids, logprobs: logprobs.pop()), (2, 2, 2)),
+    "a null for a log-probability": (of_fourth(lambda ids, logprobs: logprobs.__setitem__(1, None)), (2, 2, 2)),
+    "no answer": (lambda answers: answers.append({"id": answers.pop()["id"], "error": "out of memory"}), (2, 2, 2)),
     "a missing line": (list.pop, (2, 2, 2)),
 }
 
