@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from engines import checked_target
@@ -16,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import Checked, judged
+from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Ids, Request, Trace, greedy
@@ -149,17 +147,6 @@ def test_counts_that_cannot_be_are_named_and_not_believed() -> None:
     assert "reports more cached tokens than the prompt has in 1 request, first r0: 16 of 4" in words(16, 16, 16, 16, 0)
     assert "1 of 4 hits are longer than what any request shares, first r1" in words(0, 16, 16, 16, 16)
     assert "first r2" in words(0, 0, 33, 0, 0)
-
-
-def test_recorded_answers_say_the_same(model: Model, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    result = checked_way(model, "right")
-    with Transcript(path) as transcript:
-        for pair in result.pairs:
-            transcript.append(*pair)
-        transcript.end()
-    again = judged(model, result.abilities, "float32", Transcript(path).pairs())
-    assert report_of(again).facts["prefix cache"] == report_of(result).facts["prefix cache"]
 
 
 SERVED = f"exec:{sys.executable} -m lfm2np.oracle.engines.exec_server lfm2np.suite.adapters:own_float32"

@@ -18,12 +18,11 @@ from lfm2np.oracle.engines.records_json import answer_as_json, request_as_json
 from lfm2np.oracle.engines.target import Target, TargetError
 from lfm2np.oracle.workloads import noted
 
+TAGS = {"border": 16, "of": (1, 2), "prefix": "warm", "seen": 8}
 PAIRS = [
     (
-        greedy(
-            "a", (1, 2), 2, case="case", prompt_text="x\u2028y\n", prompt_logprobs=0, tags={"border": 16, "of": (1, 2)}
-        ),
-        Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
+        greedy("a", (1, 2), 2, case="case", prompt_text="x\u2028y\n", prompt_logprobs=0, tags=TAGS),
+        Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length", cached_tokens=1),
     ),
     (greedy("b", (1,), 1, case="case"), failed("it died")),
     (greedy("c", (3,), 1, case="case"), Answer((), finish_reason="abort")),
@@ -71,6 +70,7 @@ def test_every_line_is_there_before_append_returns_and_is_read_as_it_was(tmp_pat
         again = Transcript(tmp_path / "run.jsonl")
         assert [answer for _, answer in again.pairs()] == [answer for _, answer in PAIRS[:count]]
         assert again.known(pair[0]) == pair[1]
+        assert again.pairs()[0][0].tags == {"case": "case", **TAGS, "of": [1, 2]}
         transcript.close()  # the next opens it again
     other = greedy("b", (1, 9), 1, case="case")  # of several answers to an id the last stands
     transcript.append(other, Answer((4,)))

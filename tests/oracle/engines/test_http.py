@@ -64,13 +64,13 @@ def vllm() -> Iterator[Player]:
         yield player
 
 
-def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -> Answer:
+def spoiled(player: Player, trouble: Callable[[Handler], Any], is_streamed: bool = False, **options: Any) -> Answer:
     """The answer of a server that was right when it was probed."""
     target = target_of(player, **options)
     target.probe()
     player.seen.clear()
     player.trouble = lambda handler: trouble(handler) or True
-    (answer,) = answers_to(target, [request_of("a")])
+    (answer,) = answers_to(target, [request_of("a", streamed=is_streamed)])
     return answer
 
 
@@ -160,73 +160,55 @@ def break_off(handler: Handler) -> None:
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        lambda handler: handler.server.freed.wait(),
-        lambda handler: drip(handler, b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
-        lambda handler: drip(handler, JSON_HEAD),
-        lambda handler: drip(handler, JSON_HEAD + b"{}"),
-    ],
-)
-def test_a_server_that_takes_its_time_is_cut_off(
-    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Handler], Any]
-) -> None:
-    """Pinned: what had come was parsed, which took longer than the timeout, where much had."""
+EVENT_HEAD, FLOOD = JSON_HEAD.replace(b"application/json", b"text/event-stream"), b" " * 2**16
+Trouble = Callable[[Handler], Any]
+SLOW: list[Trouble] = [
+    lambda h: h.server.freed.wait(),
+    lambda h: drip(h, b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+    lambda h: drip(h, JSON_HEAD),
+    lambda h: drip(h, JSON_HEAD + b"{}"),
+]
+ENDLESS: list[Trouble] = [
+    lambda h: drip(h, JSON_HEAD, FLOOD),
+    lambda h: drip(h, JSON_HEAD.replace(b"200 OK", b"500 No"), FLOOD),
+    lambda h: h.say(FLOOD),
+]
+ENDLESS_STREAMS: list[Trouble] = [
+    lambda h: drip(h, EVENT_HEAD, FLOOD),
+    lambda h: drip(h, EVENT_HEAD, FLOOD + b"\n"),
+]
+TOO_MUCH = "a response of more than 20000 bytes: expected fewer, and an end"
+TROUBLES: list[tuple[Trouble, str, str]] = [
+    *((trouble, f"no complete answer within {SHORT:g} s", HANG) for trouble in SLOW),
+    *((trouble, TOO_MUCH, NO_ANSWER) for trouble in (*ENDLESS, *ENDLESS_STREAMS)),
+    (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine", BROKEN),
+    (lambda h: h.say(b'{"choices": ['), "not JSON", NO_ANSWER),
+    (lambda h: h.say(b"[1]"), "a JSON array, expected an object", NO_ANSWER),
+    (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8", NO_ANSWER),
+    (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice", NO_ANSWER),
+    (lambda h: h.say(b"<html>", Content_Type="text/html"), "text/html: expected application/json", NO_ANSWER),
+    (lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500), "HTTP 500: out of blocks", FAILED),
+    (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]', REFUSED),
+    (lambda h: h.say(b"", 404), "HTTP 404: without a message", REFUSED),
+    (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY", REFUSED),
+    (lambda h: h.say({}, 307, Location="http://else.where/"), "HTTP 307: to http://else.where/, expected", REFUSED),
+]
 
-    def slow(handler: Handler) -> None:
-        monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
+
+@pytest.mark.parametrize(("trouble", "error", "kind"), TROUBLES)
+def test_a_server_that_is_slow_endless_or_wrong_is_cut_off_with_an_error_that_says_so(
+    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Trouble, error: str, kind: str
+) -> None:
+    """Pinned: what had come of a slow one was parsed, which took longer than the timeout, where much had."""
+
+    def limited(handler: Handler) -> None:
+        monkeypatch.setattr(http_client, "MOST_BYTES", 20_000)
+        if kind == HANG:
+            monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
         trouble(handler)
 
-    assert spoiled(vllm, slow, timeout=SHORT) == failed(f"no complete answer within {SHORT:g} s", HANG)
-    assert len(vllm.seen) == 1  # slowness is not tried again
-
-
-FLOOD = b" " * 2**16
-EVENT_HEAD = JSON_HEAD.replace(b"application/json", b"text/event-stream")
-
-
-@pytest.mark.parametrize(
-    ("trouble", "more"),
-    [
-        (lambda h: drip(h, JSON_HEAD, FLOOD), {}),
-        (lambda h: drip(h, JSON_HEAD.replace(b"200 OK", b"500 No"), FLOOD), {}),
-        (lambda h: h.say(FLOOD), {}),
-        (lambda h: drip(h, EVENT_HEAD, FLOOD), {"streamed": True}),
-        (lambda h: drip(h, EVENT_HEAD, FLOOD + b"\n"), {"streamed": True}),
-    ],
-)
-def test_a_response_without_an_end_is_cut_off_before_it_fills_the_memory(
-    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Handler], Any], more: dict[str, bool]
-) -> None:
-    target = target_of(vllm, timeout=5.0)
-    target.probe()
-    monkeypatch.setattr(http_client, "MOST_BYTES", 20_000)
-    vllm.trouble = lambda handler: trouble(handler) or True
-    (answer,) = answers_to(target, [request_of("a", **more)])
-    assert answer == failed("a response of more than 20000 bytes: expected fewer, and an end", NO_ANSWER)
-
-
-@pytest.mark.parametrize(
-    ("trouble", "error", "kind"),
-    [
-        (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine", BROKEN),
-        (lambda h: h.say(b'{"choices": ['), "not JSON", NO_ANSWER),
-        (lambda h: h.say(b"[1]"), "a JSON array, expected an object", NO_ANSWER),
-        (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8", NO_ANSWER),
-        (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice", NO_ANSWER),
-        (lambda h: h.say(b"<html>", Content_Type="text/html"), "text/html: expected application/json", NO_ANSWER),
-        (lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500), "HTTP 500: out of blocks", FAILED),
-        (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]', REFUSED),
-        (lambda h: h.say(b"", 404), "HTTP 404: without a message", REFUSED),
-        (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY", REFUSED),
-        (lambda h: h.say({}, 307, Location="http://else.where/"), "HTTP 307: to http://else.where/, expected", REFUSED),
-    ],
-)
-def test_an_invalid_answer_is_an_error_that_says_so(
-    vllm: Player, trouble: Callable[[Handler], Any], error: str, kind: str
-) -> None:
-    answer = spoiled(vllm, trouble)
+    is_streamed = trouble in ENDLESS_STREAMS
+    answer = spoiled(vllm, limited, is_streamed, **({"timeout": SHORT} if kind == HANG else {}))
     assert answer.error is not None and error in answer.error and answer == failed(answer.error, kind)
     assert len(vllm.seen) == 1  # nothing of this is tried again
 
