@@ -24,7 +24,6 @@ from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
-from lfm2np.oracle.total import Total
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
 
@@ -78,13 +77,6 @@ def test_weights_that_are_off_by_a_little_are_not_called_a_format(model: Model, 
     assert "weight" in total.reasons[0] and "errs like" not in total.reasons[0]
 
 
-def checked_shown(model: Model, engine: type[Shown], case: str) -> Total:
-    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
-        return Adapter(engine(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
-
-    return checked_target(model, PythonTarget(factory, model.path), "float32", (case,)).total
-
-
 def test_a_format_leaves_no_position_in_the_middle_without_an_error(model: Model) -> None:
     """Pinned: a floor of log-probabilities was DRIFT, right under int4, with 86 % of the positions exact in float32."""
 
@@ -106,14 +98,6 @@ class HalvedOnce(Shown):
         return super().convolve(chunk, number, new, taps)
 
 
-def test_a_bug_of_one_place_is_not_called_steps_of_weights(model: Model) -> None:
-    """Pinned: "certain: wrong by less than int4 rounds", before where it is wrong."""
-
-    total = checked_shown(model, HalvedOnce, "short-prompts")
-    assert total.verdict is Verdict.BUG and "in decode" in total.reasons[0], total.reasons
-    assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
-
-
 class Leaking(Shown):
     """Each convolution's state gets a part of what an earlier request put into it."""
 
@@ -124,11 +108,21 @@ class Leaking(Shown):
         return super().convolve(chunk, number, new, taps)
 
 
-def test_a_state_that_leaks_everywhere_is_neither_a_format_nor_an_operator(model: Model) -> None:
-    """The same tokens err by other amounts each time. Before, "right under --format int4" or "a wrong operator"."""
+@pytest.mark.parametrize(
+    ("engine", "case", "words"),
+    [(HalvedOnce, "short-prompts", "in decode"), (Leaking, "prefixes", "where the same tokens are sent again")],
+)
+def test_a_bug_of_one_place_and_a_state_that_leaks_everywhere_are_neither_a_format_nor_an_operator(
+    model: Model, engine: type[Shown], case: str, words: str
+) -> None:
+    """Pinned: "certain: wrong by less than int4 rounds", before where it is wrong; and of the same tokens that err by
+    other amounts each time "right under --format int4" or "a wrong operator"."""
 
-    total = checked_shown(model, Leaking, "prefixes")
-    assert total.verdict is Verdict.BUG and "where the same tokens are sent again" in total.reasons[0], total.reasons
+    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
+        return Adapter(engine(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
+
+    total = checked_target(model, PythonTarget(factory, model.path), "float32", (case,)).total
+    assert total.verdict is Verdict.BUG and words in total.reasons[0], total.reasons
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 
 

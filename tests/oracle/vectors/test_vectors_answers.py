@@ -111,6 +111,13 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
     assert tuple(verdict(packaged(), answers, format_name) for format_name in golden.BOUNDED) == codes
 
 
+def judged_file(tmp_path: Path, answers: list[Json], format_name: str = "float32") -> list[vectors_plain.Judged]:
+    """The answers as a file has them."""
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), format_name)
+
+
 @pytest.mark.parametrize(
     ("change", "verdict", "detail"),
     [
@@ -122,40 +129,31 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
 def test_an_answer_of_another_form_is_named_and_the_others_are_judged(
     tmp_path: Path, change: str, verdict: str, detail: str
 ) -> None:
-    file, answers = tmp_path / "answers.jsonl", right_answers(packaged())
+    answers = right_answers(packaged())
     CHANGES[change][0](answers)
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    judged = vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
+    judged = judged_file(tmp_path, answers)
     assert [each for each in judged if each.verdict != "EXACT"] == [(answers[3]["id"], None, verdict, detail)]
     assert len(judged) == 1 + sum(len(vector["token_ids"]) for vector in packaged()["vectors"]) - 8
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_log_probability_that_is_no_number_is_wrong_whatever_its_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+@pytest.mark.parametrize(
+    ("value", "format_name", "verdict"),
+    [(math.nan, "bfloat16", "BUG"), (math.inf, "bfloat16", "BUG"), (-math.inf, "float32", "INCONCLUSIVE")],
+)
+def test_a_log_probability_that_is_no_number_is_wrong_and_minus_infinity_can_not_be_judged(
+    tmp_path: Path, value: float, format_name: str, verdict: str
 ) -> None:
-    """As Python's json writes it; of a token that can't be judged, too."""
-    set_file, file, answers = tmp_path / "vectors.json", tmp_path / "answers.jsonl", right_answers(packaged())
+    """As Python's json writes it. -Infinity is left of a probability that a format can't hold, as in a check; a wrong
+    token beside it is wrong."""
+    answers = right_answers(packaged())
     answers[2]["logprobs"][1] = value
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    set_file.write_bytes(packaged_set().read_bytes())
-    assert vectors_plain.main([str(set_file), str(file), "--format", "bfloat16"]) == 1
-    named = f"{answers[2]['id']} position 1: log-probability {value} of token {answers[2]['token_ids'][1]}: expected"
-    assert f"BUG           {named} a finite number" in capsys.readouterr().out
+    judged = judged_file(tmp_path, answers, format_name)
+    (wrong,) = [each for each in judged if each.verdict != "EXACT"]
+    assert wrong[:3] == (answers[2]["id"], 1, verdict)
+    (line, *_) = vectors_plain.report(packaged(), judged, answers)
+    assert line.startswith(f"{verdict:<12}  {answers[2]['id']} position 1: log-probability {value} of token ")
     position = packaged()["vectors"][2]["positions"][1]
-    assert vectors_plain.judge_token(position, 10**6, value, "bfloat16", packaged())[0] == "BUG"
-
-
-def test_a_log_probability_of_minus_infinity_can_not_be_judged_but_a_wrong_token_beside_it_can(tmp_path: Path) -> None:
-    """As in a check: it is left of a probability that a format can't hold."""
-    file, answers = tmp_path / "answers.jsonl", right_answers(packaged())
-    answers[2]["logprobs"][1] = -math.inf
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    judged = vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
-    others = [(each.id, each.position, each.verdict) for each in judged if each.verdict != "EXACT"]
-    assert others == [(answers[2]["id"], 1, "INCONCLUSIVE")]
-    position = packaged()["vectors"][2]["positions"][1]
-    assert vectors_plain.judge_token(position, 10**6, -math.inf, "float32", packaged())[0] == "BUG"
+    assert vectors_plain.judge_token(position, 10**6, value, format_name, packaged())[0] == "BUG"
 
 
 def test_what_is_not_tested_is_said() -> None:
