@@ -20,7 +20,7 @@ from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
 from lfm2np.oracle.engines.target import Abilities, Played, Target
-from lfm2np.oracle.judging.constants import SOFT_CAP, directions, with_scaled_queries
+from lfm2np.oracle.judging.constants import SOFT_CAP, Change, directions, with_scaled_queries
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
 from lfm2np.suite.adapters import Own
@@ -56,27 +56,23 @@ def other_model(form: str, change: Callable[[Model], dict[str, Any]]) -> Factory
     return make
 
 
-def changed_by(name: str) -> Factory:
-    """In float32; a constant is as changed as the search for it tries."""
+def changed_by(name: str, much: Change | None = None) -> Factory:
+    """In float32; a constant is as changed as the search for it tries, or this much."""
 
     def change(right: Model) -> dict[str, Any]:
         direction = next(each for each in directions(right.config) if each.name == name)
-        weights, config = direction.change(right.weights, right.config)
+        weights, config = (much or direction.change)(right.weights, right.config)
         numerics = right.numerics if direction.arithmetic is None else direction.arithmetic(right.numerics)
         return {"weights": weights, "config": config, "numerics": numerics}
 
     return other_model("float32", change)
 
 
-def with_small_attention(right: Model) -> dict[str, Any]:
-    return dict(zip(("weights", "config"), with_scaled_queries(0.7)(right.weights, right.config), strict=True))
-
-
 small_eps = other_model("float32", lambda right: {"config": replace(right.config, norm_eps=1e-6)})
 # By 3 %, in bfloat16: no token and no log-probability shows it by itself.
 large_theta = other_model("bfloat16", lambda right: {"config": replace(right.config, rope_theta=1.03e6)})
 scaled_attention, scaled_routing = changed_by("the scale of attention"), changed_by("the scale of routing")
-small_attention, soft_capped = other_model("float32", with_small_attention), changed_by(SOFT_CAP)
+small_attention, soft_capped = changed_by("the scale of attention", with_scaled_queries(0.7)), changed_by(SOFT_CAP)
 
 
 @dataclass(frozen=True)

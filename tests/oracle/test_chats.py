@@ -254,10 +254,6 @@ def one_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(answers.Chats, "usage", usage)
 
 
-def streaming(events: list[Any]) -> Patch:
-    return lambda patch: patch.setattr(HttpClient, "post_and_leave", lambda *_: events)
-
-
 def raising(error_of: Callable[[Any], Exception | None]) -> Patch:
     """An error for some requests."""
     make = jobs.chat_ids
@@ -326,7 +322,7 @@ OTHERS: dict[str, tuple[Patch, str, int, list[str], Found]] = {
     "a count that is off is no wrong prompt": (one_more, "plain", 1, ["usage"], lambda report: True),
     **{
         f"a stream without a reply, {events}": (
-            streaming(events),
+            lambda patch, events=events: patch.setattr(HttpClient, "post_and_leave", lambda *_: events),  # type: ignore[misc]
             "plain",
             1,
             ["error"],

@@ -175,10 +175,6 @@ def test_preemption_is_not_denied_where_it_may_have_happened(model: Model) -> No
     assert "preempted" in words and "unless" not in words
 
 
-def of_scale(request: Request, row: int, scale: float) -> Position:
-    return Position(request, row, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
-
-
 def test_draws_that_rounding_explains_are_no_mismatch() -> None:
     """Of 8 repeats of two tokens each, in a format that turns every fourth draw."""
 
@@ -188,7 +184,8 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
             greedy(str(i), (1, i % 8), 2, case="seeds", seed=i % 8, temperature=1.0, tags=alone) for i in range(16)
         ]
         pairs = [(request, Answer((3, int(8 <= i < 8 + count)))) for i, request in enumerate(requests)]
-        positions = [of_scale(request, row, scale) for request in requests for row in (1, 2)]
+        at = Position(requests[0], 1, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
+        positions = [replace(at, request=request, row=row) for request in requests for row in (1, 2)]
         return len(seed_mismatches(pairs, positions))
 
     assert mismatches(4, 0.06) == 0 == mismatches(1, 1e-5)

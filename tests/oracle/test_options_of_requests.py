@@ -123,10 +123,6 @@ def served(model: Model) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def as_it_is(model: Model, request: Request, answer: Answer) -> Answer:
-    return answer
-
-
 def shifted(model: Model, request: Request, answer: Answer) -> Answer:
     """Each event has the log-probability of the token before it."""
     if not request.streamed:
@@ -171,7 +167,7 @@ def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Mode
         pairs = [(request, change(model, request, answer)) for request, answer in asked.pairs if request.case in cases]
         return judged(model, asked.abilities, "float32", pairs, known=known_of(model)).total
 
-    assert verdict(as_it_is, cases).verdict is Verdict.EXACT
+    assert verdict(lambda model, request, answer: answer, cases).verdict is Verdict.EXACT
     for name, (change, case, names) in CHANGES.items():
         result = verdict(change, (case,))
         assert verdict(change, ("short-prompts", "samples")).verdict is Verdict.EXACT, name

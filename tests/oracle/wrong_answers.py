@@ -43,24 +43,9 @@ def cut(asked: Request, reason: str | None) -> Answer:
     return Answer(ids, finish_reason=reason, logprobs=logprobs, text=model().tokenizer.decode(ids))
 
 
-def left_in_the_text(asked: Request) -> Answer:
-    return replace(right(asked), text=model().tokenizer.decode(right(asked).token_ids))
-
-
-def only_the_text_ends(asked: Request) -> Answer:
-    return replace(whole(asked), text=right(asked).text, finish_reason=right(asked).finish_reason)
-
-
 def one_token_more(asked: Request) -> Answer:
     more, count = whole(asked), min(len(right(asked).token_ids) + 1, asked.max_tokens)
     return replace(right(asked), token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
-
-
-STOPPED = itertools.count()
-
-
-def ignores_every_other_stop(asked: Request) -> Answer:
-    return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
 
 
 def refuses(asked: Request) -> Answer:
@@ -69,6 +54,7 @@ def refuses(asked: Request) -> Answer:
     return right(asked)
 
 
+STOPPED = itertools.count()
 WAYS: dict[str, Callable[[Request], Answer]] = {
     "right": right,
     "no-reason": partial(ended, reason=None),
@@ -81,9 +67,11 @@ WAYS: dict[str, Callable[[Request], Answer]] = {
     "error": lambda asked: cut(asked, "error") if len(asked.prompt_token_ids) > 3 else right(asked),
     "ignores-stops": whole,
     "ignores-stops-without-text": lambda asked: replace(whole(asked), text=None),
-    "ignores-every-other-stop": ignores_every_other_stop,
-    "left-in-the-text": left_in_the_text,
-    "only-the-text-ends": only_the_text_ends,
+    "ignores-every-other-stop": lambda asked: right(asked) if asked.stop and next(STOPPED) % 2 else whole(asked),
+    "left-in-the-text": lambda asked: replace(right(asked), text=model().tokenizer.decode(right(asked).token_ids)),
+    "only-the-text-ends": lambda asked: replace(
+        right(asked), token_ids=whole(asked).token_ids, logprobs=whole(asked).logprobs
+    ),
     "one-token-more": one_token_more,
     "refuses-stops": refuses,
     "lacks-stops": whole,

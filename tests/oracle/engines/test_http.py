@@ -1,7 +1,6 @@
 """http://HOST:PORT: many requests together, cancelled ones, what servers in each dialect reveal; and servers that do
 everything wrong."""
 
-import copy
 import json
 import socket
 import threading
@@ -13,16 +12,16 @@ import pytest
 from answering import answers_to
 from engines import checked_target
 from http_player import (
+    PLAYS,
+    TELLING,
     TEXTS,
     Handler,
     Player,
     computed,
     model,
-    play_llama,
-    play_mlx,
-    play_sglang,
     play_vllm,
     playing,
+    reply_of,
     request_of,
     target_of,
 )
@@ -34,7 +33,7 @@ from lfm2np.oracle.check import judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines import http_client
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
+from lfm2np.oracle.engines.dialects.dialect import Extras
 from lfm2np.oracle.engines.http_target import HttpTarget, read_answer
 from lfm2np.oracle.engines.records import (
     BROKEN,
@@ -473,34 +472,30 @@ OF_LLAMA: list[tuple[Spoil, str]] = [
     ),
 ]
 SPOILED = [
-    *((VLLM, play_vllm, lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
-    *((SGLANG, play_sglang, lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
-    *((LLAMA_CPP, play_llama, lambda reply: reply, *row) for row in OF_LLAMA),
+    *(("vllm", lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
+    *(("sglang", lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
+    *(("llama.cpp", lambda reply: reply, *row) for row in OF_LLAMA),
 ]
 
 
-def reply_of(dialect: Dialect, play: Any, request: Request) -> dict[str, Any]:
-    return copy.deepcopy(play(dialect.path, dialect.request(request, Extras())))
-
-
-@pytest.mark.parametrize(("dialect", "play", "inner", "spoil", "error"), SPOILED)
+@pytest.mark.parametrize(("name", "inner", "spoil", "error"), SPOILED)
 def test_an_answer_that_cannot_be_true_names_its_field(
-    dialect: Dialect, play: Any, inner: Callable[[Any], Any], spoil: Spoil, error: str
+    name: str, inner: Callable[[Any], Any], spoil: Spoil, error: str
 ) -> None:
     request = request_of("a", prompt_logprobs=0)
-    reply = reply_of(dialect, play, request)
-    assert read_and_judged(dialect, reply, request).error is None
+    reply = reply_of(name, request)
+    assert read_and_judged(name, reply, request).error is None
     spoil(inner(reply))
-    assert error in why_not(dialect, reply, request)
+    assert error in why_not(name, reply, request)
 
 
-def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:
-    return validate(request, read_answer(request, dialect.read(reply, request)), 512)
+def read_and_judged(name: str, reply: dict[str, Any], request: Request) -> Answer:
+    return validate(request, read_answer(request, PLAYS[name][0].read(reply, request)), 512)
 
 
-def why_not(dialect: Dialect, reply: dict[str, Any], request: Request) -> str:
+def why_not(name: str, reply: dict[str, Any], request: Request) -> str:
     try:
-        return read_and_judged(dialect, reply, request).error or "nothing"
+        return read_and_judged(name, reply, request).error or "nothing"
     except RequestError as problem:
         return str(problem)
 
@@ -510,20 +505,16 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-PLAYED = ((VLLM, play_vllm), (SGLANG, play_sglang), (LLAMA_CPP, play_llama), (TEXT, play_mlx))
 
 
 @pytest.mark.slow
-@given(st.sampled_from(PLAYED), st.data())
-def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
-    played: tuple[Dialect, Any], data: st.DataObject
-) -> None:
-    dialect, play = played
+@given(st.sampled_from(TELLING), st.data())
+def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(name: str, data: st.DataObject) -> None:
     request = request_of("a", prompt_logprobs=0)
-    reply = reply_of(dialect, play, request)
+    reply = reply_of(name, request)
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)
-    why = why_not(dialect, json.loads(json.dumps(reply)), request)
+    why = why_not(name, json.loads(json.dumps(reply)), request)
     assert why and why.isprintable()
 
 
