@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from faults import Edit, Fault
 
 from lfm2np.arithmetic.ieee import Ieee, unchanged
 from lfm2np.arithmetic.matrix import Matrix
@@ -34,9 +35,14 @@ def loaded(model: str, form: str = "exact") -> Model:
     return load(Path(model), form)
 
 
-def own(form: str, kind: type[Own] = Own, **steps: int) -> Factory:
+def planted(where: str, old: str, new: str) -> Fault:
+    """A fault that is in no catalogue."""
+    return Fault(new, "E", new, (), (Edit(where, old, new),))
+
+
+def own(form: str, **steps: int) -> Factory:
     """Our engine in a format, with these sizes where no others are asked for."""
-    return lambda model, sizes: kind(loaded(model, form), {**PLENTY, **steps, **sizes})
+    return lambda model, sizes: Own(loaded(model, form), {**PLENTY, **steps, **sizes})
 
 
 SMALL_STEPS = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}

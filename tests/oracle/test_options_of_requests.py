@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import checked_target, chunked, known_of, loaded, own
-from faults import Edit, Fault, inject
+from engines import checked_target, chunked, float32, known_of, loaded, own, planted
+from faults import Fault, inject
 
 from lfm2np.commands.serve.app import make_app
 from lfm2np.commands.serve.server import serving_beside
@@ -26,75 +26,39 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
-from lfm2np.suite.adapters import Own
 
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
 
 
-class OtherTemperature(Own):
-    """Draws at temperature 1, whatever it is asked for."""
-
-    def add(self, request: Request) -> None:
-        drawn = replace(request.params, temperature=1.0 if request.params.temperature else 0.0)
-        super().add(replace(request, params=drawn))
-
-
-class FirstSampleGoesOn(Own):
-    """Heeds ignore_eos for the first sample of a request only."""
-
-    def step(self) -> Mapping[str, Sequence[Answer]]:
-        ends = self.engine.model.config.eos_token_ids
-        return {
-            name: [each if index == 0 else ended(each, ends) for index, each in enumerate(completions)]
-            for name, completions in super().step().items()
-        }
-
-
-def ended(completion: Answer, ends: Collection[int]) -> Answer:
-    ids = completion.token_ids
-    count = next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids))
-    if count == len(ids):
-        return completion
-    logprobs = completion.logprobs[:count] if completion.logprobs is not None else None
-    return replace(completion, token_ids=ids[:count], logprobs=logprobs, text=None, finish_reason="stop")
-
-
 BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
-ROWS = Edit("lfm2np.engine.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
-ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
+CALLED = "(weights, config, numerics, ids,"
+ROWS_READ_BACK = planted("lfm2np.engine.step:forward", CALLED, CALLED.replace("ids", BACK))
+ENDS = "*(model.config.eos_token_ids if index else eos)"
+FIRST_SAMPLE_GOES_ON = planted("lfm2np.engine.sequence:make_sequences", "*eos", ENDS)
+OTHER_TEMPERATURE = planted("lfm2np.engine.sampling.choice:filtered", "/ params.temperature", "/ 1.0")
 
 
-WRONG: dict[str, tuple[Factory, str | Fault | None, str, str]] = {  # engine, fault, case, and what a reason says
-    "rows beyond 256 read back": (
-        own("float32", max_num_batched_tokens=64),
-        ROWS_READ_BACK,
-        "large-steps",
-        "further",
-    ),
-    "a hash without what stands before": (own("float32"), "parent-key-not-hashed", "unchained", "unchained"),
+WRONG: dict[str, tuple[Factory, str | Fault, str, str]] = {  # engine, fault, case, and what a reason says
+    "rows beyond 256 read back": (own("float32", max_num_batched_tokens=64), ROWS_READ_BACK, "large-steps", "further"),
+    "a hash without what stands before": (float32, "parent-key-not-hashed", "unchained", "unchained"),
     "samples write to shared keys": (chunked, "shared-block-written-without-a-copy", "samples", "samples-"),
     "samples with the same random numbers": (
-        own("float32"),
+        float32,
         "same-noise-for-all-samples",
         "samples",
         "the same random numbers",
     ),
-    "ignore_eos for the first sample only": (
-        own("float32", FirstSampleGoesOn),
-        None,
-        "samples",
-        "ignore_eos is for all of them",
-    ),
-    "another temperature": (own("float32", OtherTemperature), None, "temperatures", "as if at temperature 1"),
+    "ignore_eos for the first sample only": (float32, FIRST_SAMPLE_GOES_ON, "samples", "ignore_eos is for all of them"),
+    "another temperature": (float32, OTHER_TEMPERATURE, "temperatures", "as if at temperature 1"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_engine_that_plain_requests_do_not_show_is_wrong(model: Model, name: str) -> None:
     engine, fault, case, words = WRONG[name]
-    with inject(fault) if fault else nullcontext():
+    with inject(fault):
         plain = checked_target(model, PythonTarget(engine, model.path), cases=("short-prompts",), at_once=8)
         result = checked_target(model, PythonTarget(engine, model.path), cases=(case,), at_once=8)
     assert plain.total.verdict is Verdict.EXACT, plain.total.reasons

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import faults
 import numpy as np
 import pytest
+from engines import planted
 from vector_sets import FIXTURES, PLAIN, few, packaged, six, trained
 
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -33,7 +33,6 @@ from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
-from lfm2np.truth.weights import AttentionWeights, MixtureWeights
 
 pytestmark = pytest.mark.slow
 
@@ -301,19 +300,8 @@ def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
-@pytest.mark.parametrize(("window", "caught_by"), [(15, "window-17"), (17, "window-17"), (1024, "window-48")])
-def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
-    document, model = read_set(packaged_set("lfm3")), load(FIXTURES / "lfm3")
-    layers = [
-        replace(layer, operator=replace(layer.operator, scale=layer.operator.scale._replace(window=window)))
-        if isinstance(layer.operator, AttentionWeights) and layer.operator.scale.window
-        else layer
-        for layer in model.weights.layers
-    ]
-    weights = replace(model.weights, layers=tuple(layers))
-    wrong = replace(model, weights=weights, config=replace(model.config, sliding_window=window))
-    vectors = [vector for vector in document["vectors"] if "sliding-window" in vector["flags"]]
-    assert caught_by in caught(document, vectors, wrong)
+EARLIER, WINDOW = "lfm2np.arithmetic.attention:hide_earlier_positions", "<= positions - window"
+WINDOW_ONE_TOO_NARROW = planted(EARLIER, WINDOW, f"{WINDOW} + 1")
 
 
 @pytest.mark.parametrize(
@@ -329,13 +317,18 @@ def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
         ("only-the-first-token-of-a-block-hashed", "prefix-branch"),
         ("hit-blocks-omitted-from-the-plan", "prefix-same"),
         ("head-norm-reads-strided-rows-as-contiguous", "short-2-ids"),
+        ("window-one-too-wide", "window-17"),
+        (WINDOW_ONE_TOO_NARROW, "window-17"),
+        ("window-ignored", "window-48"),
     ],
 )
-def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
-    wanted = [choice.id for choice in picked(choose(trained().config, trained().tokenizer), [caught_by])]
-    vectors = [copy.copy(vector) for vector in packaged()["vectors"] if vector["id"] in wanted]
+def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str | faults.Fault, caught_by: str) -> None:
+    is_small = caught_by.startswith("window")
+    document, model = (read_set(packaged_set("lfm3")), load(FIXTURES / "lfm3")) if is_small else (packaged(), trained())
+    wanted = [choice.id for choice in picked(choose(model.config, model.tokenizer, is_small=is_small), [caught_by])]
+    vectors = [copy.copy(vector) for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
-        assert caught_by in caught(packaged(), vectors, trained())
+        assert caught_by in caught(document, vectors, model)
 
 
 # --- a mixture of experts: fair to engines whose rounding chooses other experts
@@ -352,17 +345,6 @@ def published() -> Model:
 @cache
 def some() -> dict[str, Any]:
     return make(published(), only=SOME)
-
-
-def without_bias(model: Model) -> Model:
-    """An engine that forgets the bias by which experts are chosen."""
-    layers = [
-        replace(layer, feed_forward=replace(layer.feed_forward, bias=None))
-        if isinstance(layer.feed_forward, MixtureWeights)
-        else layer
-        for layer in model.weights.layers
-    ]
-    return replace(model, weights=replace(model.weights, layers=tuple(layers)))
 
 
 @pytest.mark.rounding
@@ -388,5 +370,7 @@ def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: 
 
 @pytest.mark.rounding
 def test_an_engine_without_the_experts_bias_is_wrong_in_float32() -> None:
-    answers = played(without_bias(published()), some())
-    assert verdict(some(), answers, "float32") == 1
+    document = some()
+    with faults.inject("expert-bias-ignored"):
+        answers = played(published(), document)
+    assert verdict(document, answers, "float32") == 1
