@@ -123,7 +123,6 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
 
 STOPS_AND_SEEDS = {
     "stop-string-only-at-the-end-of-a-token": ("stops seeds", "where a text is cut at a stop string"),
-    "stop-string-left-in-the-text": ("stops seeds", "where a text is cut at a stop string"),
     "request-seed-ignored": ("seeds", "seed 1: other tokens than the same request before"),
     "noise-of-the-batch-row": ("seeds", "other tokens than the same request before, beside others in"),
 }
