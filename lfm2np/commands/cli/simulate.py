@@ -67,7 +67,7 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
     config = config_of({**settings, "prefix_caching": not arguments.no_prefix_caching})
     cost = read_cost_model(arguments.cost) if Path(arguments.cost).is_file() else preset(arguments.cost)
     if arguments.memory is not None and not 0 < arguments.memory < 1e6:
-        raise RequestError(f"--memory {arguments.memory}: expected gigabytes, above 0")
+        raise RequestError(f"--memory {arguments.memory}: expected gigabytes, above 0 and below 1e6")
     traffic = Traffic(arguments.traffic, None, seed, requests)
     if traffic.is_drawn and requests is not None:
         raise RequestError(f"--requests {requests}: not with drawn traffic, expected poisson:requests={requests}")

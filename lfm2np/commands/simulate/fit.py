@@ -113,6 +113,8 @@ def read_steps(path: str | Path) -> MeasuredSteps:
         steps = list(steps_of_trace(text) if '"kind"' in text[:200] else steps_of_csv(text))
     except (RequestError, TraceError) as problem:
         raise RequestError(f"{path}: {problem}") from None
+    except csv.Error as problem:
+        raise RequestError(f"{path}: {problem}: expected measured steps, as CSV or a trace of a schedule") from None
     if not steps:
         raise RequestError(f"{path}: no measured steps: expected at least one")
     return gathered(steps)
@@ -135,7 +137,8 @@ def steps_of_csv(text: str) -> Iterator[tuple[StepShape, float]]:
         seconds, counts = numbers.pop("seconds"), {name: int(value) for name, value in numbers.items()}
         tokens, requests, read = (counts[name] for name in NEEDED[:3])
         if not requests <= tokens <= read or bool(tokens) != bool(requests):
-            raise RequestError(f"{where}: expected requests {requests} <= tokens {tokens} <= read {read}")
+            name = "context" if "context" in row else "read"
+            raise RequestError(f"{where}: expected requests {requests} <= tokens {tokens} <= {name} {read}")
         # As if all requests were equally long and each sampled one token: right for decodes, and for a single prompt.
         attended = tokens * (2 * read - tokens + requests) // (2 * requests) if requests else 0
         shape = {**dict.fromkeys(StepShape._fields, 0), "attended": attended, "sampled": requests, **counts}

@@ -31,6 +31,8 @@ SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes a
 NEAR_LONGEST = 0.8
 GROWN = 1.2  # requests in the server in the last quarter of all arrivals, over those in the third
 WORTH_SAYING = 10  # requests
+MOST_BLOCKS = 10**7
+MOST_TOTAL_ERROR = 0.1  # of a cost model, of the time of all steps, that goes without a warning
 Ints = NDArray[np.int64]
 
 
@@ -67,10 +69,14 @@ SETTINGS = ("rate", *(each.name for each in dataclasses.fields(SchedulerConfig))
 
 
 def config_of(settings: Mapping[str, Any]) -> SchedulerConfig:
+    """RequestError for what can't be, and for more blocks than a simulation holds in memory."""
     try:
-        return SchedulerConfig(**settings)
+        config = SchedulerConfig(**settings)
     except RequestRefused as error:
         raise RequestError(str(error)) from None
+    if config.num_blocks > MOST_BLOCKS:
+        raise RequestError(f"num_blocks {config.num_blocks}: expected at most {MOST_BLOCKS}")
+    return config
 
 
 def simulate(scenario: Scenario, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
@@ -227,7 +233,10 @@ def simulation_report(figures: Mapping[str, Any]) -> Report:
         f"{budget} of the token budget",
         "prefixes": f"{cached} of {cache['query_tokens']:,} prompt tokens were cached" if cached else "",
         "preempted": f"{figures['preemptions']:,} times" if figures["preemptions"] else "",
-        "refused": "; ".join(f"{number:,}: {reason}" for reason, number in requests["refused"].items()),
+        "refused": "; ".join(
+            f"{number:,}, such as {reason}" if number > 1 else f"1: {reason}"
+            for reason, number in requests["refused"].items()
+        ),
     }
     titles = [head if head in ("mean", "max") else head.upper() for head in HEADS]
     rows = [
@@ -275,6 +284,9 @@ def cost_words(cost: Mapping[str, Any]) -> str:
     sign = "\u25b3 " if "not measured" in cost["origin"] else ""
     errors = cost["errors"]
     off = f"; off by {100 * errors['median']:.0f} % a step (median)" if errors else ""
+    if errors and abs(errors["total"]) > MOST_TOTAL_ERROR:
+        off += f", and by {100 * errors['total']:+.0f} % of all their time: simulated times are no better"
+        sign = "\u25b3 "
     return f"of a step: {cost['name']} ({sign}{cost['origin']}{off})"
 
 

@@ -67,6 +67,7 @@ class Simulation:
         self.counts = Counts()
         self.now = 0
         self._live: dict[str, int] = {}  # the token id of the outputs of those that have not ended; names are numbers
+        self._reasons: dict[str, str] = {}  # why requests are refused, by the words without their numbers
         self._last: dict[str, int] = {}  # when the last token of a request came
 
     def run(
@@ -101,8 +102,9 @@ class Simulation:
         try:
             request = request_of(name, arrival, self.config)
             self.scheduler.add(request)
-        except RequestRefused as error:  # the same reason for other lengths is counted as one
-            counts.refused[re.sub(r"\d+", "N", str(error).removeprefix(f"request {name!r}: "))] += 1
+        except RequestRefused as error:  # for other lengths the same reason: counted as one, with an example
+            words = str(error).removeprefix(f"request {name!r}: ")
+            counts.refused[self._reasons.setdefault(re.sub(r"\d+", "N", words), words)] += 1
             return
         for column in (counts.admitted, counts.first, counts.ended):
             column.append(-1)

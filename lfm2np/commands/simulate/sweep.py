@@ -2,8 +2,9 @@
 
 Combinations that differ only in a setting that their policy does not read are one configuration. At each rate the best
 run is, of those that are not saturated, serve most requests and meet the target, the one with the shortest mean
-end-to-end time. The capacity is the highest rate, in requests a second, at which a configuration is not saturated and
-meets the target: found by bisection, to one percent.
+end-to-end time. The capacity is the highest rate, in requests a second, at which a configuration is not saturated,
+also not perhaps, and meets the target: found by bisection, to one percent. Configurations that refuse fewer requests
+come first.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Target:
 
     def is_met(self, figures: Mapping[str, Any]) -> bool:
         return figures["queue"]["saturated"] is None and self.value(figures) <= self.seconds
+
+    def rests_on(self, figures: Mapping[str, Any]) -> str:
+        """A warning if the quantile is one of a few requests."""
+        few = max(1, round(figures["requests"]["finished"] * (1 - QUANTILES.get(self.quantile, 0.0))))
+        return f"{self.quantile.upper()} rests on {plural(few, 'request')}: simulate more" if few < FEW else ""
 
     @property
     def name(self) -> str:
@@ -128,13 +134,18 @@ def summary(
     """As data, by rate, the best run of each rate first."""
     runs = []
     for settings, figures in zip(chosen, results, strict=True):
-        requests = figures["requests"]
-        lost = round(100 * (1 - requests["finished"] / requests["arrived"])) if requests["arrived"] else 100
-        runs.append({"settings": settings, "lost": lost, "is_met": not target or target.is_met(figures), **figures})
+        is_met = not target or target.is_met(figures)
+        runs.append({"settings": settings, "lost": lost(figures), "is_met": is_met, **figures})
     runs.sort(key=lambda run: (run["settings"].get("rate", 0), rank(run)))
     names = list(dict.fromkeys(name for settings in chosen for name in settings))
     aim = None if target is None else vars(target)
     return {"kind": "sweep", "traffic": str(base.traffic), "target": aim, "settings": names, "runs": runs}
+
+
+def lost(figures: Mapping[str, Any]) -> int:
+    """Percent of the requests that did not finish."""
+    requests = figures["requests"]
+    return round(100 * (1 - requests["finished"] / requests["arrived"])) if requests["arrived"] else 100
 
 
 def rank(run: Mapping[str, Any]) -> tuple[bool, int, bool, float]:
@@ -188,8 +199,7 @@ def best_words(rate: float | None, run: Mapping[str, Any], target: Target | None
         return f"{at}none of the configurations serves this traffic"
     aim = target or Target("ttft", "p99", math.inf)
     choose = "choose" if run["is_met"] else "none meets the target; the best is"
-    few = run["requests"]["finished"] * (1 - QUANTILES.get(aim.quantile, 0.0))
-    rests = f" ({aim.quantile.upper()} rests on {few:.3g} requests: simulate more)" if target and few < FEW else ""
+    rests = f" ({few})" if target and (few := target.rests_on(run)) else ""
     times = f"{aim.name} {span(aim.value(run))}, {span(run['seconds']['e2e']['mean'])} end to end"
     return f"{at}{choose} {setting_words(run['settings'])}: {times}{rests}"
 
@@ -240,13 +250,19 @@ def curve(result: Mapping[str, Any], target: Target | None) -> str:
 
 def capacity(scenario: Scenario, target: Target) -> dict[str, Any]:
     """`rate`: the highest that meets the target, in requests a second (0: none does; None: all do, the trace is too
-    short to tell), with the target's value there, and how many simulations that took."""
-    values: dict[float, float | None] = {}  # at a rate; None: not met
+    short to tell), with the target's value there, the percent of requests that are refused, what the value `rests_on`
+    if that is little, and how many simulations that took. A run in which it is unclear whether the queue grows does not
+    count as met: short traces would promise more than the server can compute."""
+    at: dict[float, dict[str, Any]] = {}  # by rate that was met
+    runs = 0
 
     def meets(rate: float) -> bool:
+        nonlocal runs
+        runs += 1
         figures = simulate(scenario.with_setting("rate", rate))
-        values[rate] = target.value(figures) if target.is_met(figures) else None
-        return values[rate] is not None
+        if target.is_met(figures) and figures["queue"]["unclear"] is None:
+            at[rate] = {"value": target.value(figures), "lost": lost(figures), "rests_on": target.rests_on(figures)}
+        return rate in at
 
     start = scenario.traffic.rate or scenario.traffic.trace.rate or 1.0
     low, high = (start, math.inf) if meets(start) else (0.0, start)
@@ -257,15 +273,16 @@ def capacity(scenario: Scenario, target: Target) -> dict[str, Any]:
     while 0.0 < PRECISION * low < high < math.inf:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if meets(middle) else (low, middle)
-    return {"rate": None if high == math.inf else low, "value": values.get(low), "runs": len(values)}
+    nothing = {"value": None, "lost": None, "rests_on": ""}
+    return {"rate": None if high == math.inf else low, **at.get(low, nothing), "runs": runs}
 
 
 def capacity_report(
     base: Scenario, target: Target, chosen: Sequence[Settings], found: Sequence[Mapping[str, Any]]
 ) -> Report:
-    """One line a configuration, the highest capacity first."""
+    """One line a configuration, the highest capacity first of those that refuse as many requests."""
     pairs = [{"settings": settings, **each} for settings, each in zip(chosen, found, strict=True)]
-    pairs.sort(key=lambda each: -math.inf if each["rate"] is None else -each["rate"])
+    pairs.sort(key=lambda each: (each["lost"] or 0, -math.inf if each["rate"] is None else -each["rate"]))
     return Report(
         command="simulate",
         verdict=f"capacity measured, at {target.name} of at most {span(target.seconds)}",
@@ -279,8 +296,10 @@ def capacity_report(
 
 def capacity_words(each: Mapping[str, Any], target: Target) -> str:
     name = setting_words(each["settings"]).removeprefix("policy ")
-    if each["rate"] is None:
-        return f"{name}: meets the target at any rate: the trace is too short to tell"
-    if not each["rate"]:
+    if each["rate"] == 0:
         return f"{name}: meets the target at no rate"
-    return f"{name}: {each['rate']:.3g} requests a second ({target.name} {span(each['value'])})"
+    refused = f", {each['lost']} % of them refused" if each["lost"] else ""
+    if each["rate"] is None:
+        return f"{name}: meets the target at any rate{refused}: the trace is too short to tell"
+    value = "; ".join(filter(None, (f"{target.name} {span(each['value'])}", each["rests_on"])))
+    return f"{name}: {each['rate']:.3g} requests a second{refused} ({value})"

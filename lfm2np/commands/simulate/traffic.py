@@ -124,8 +124,8 @@ def poisson(source: str, seed: int) -> Trace:
     settings = {"prompt": "512", "output": "128", "requests": "1000"}
     for part in filter(None, source.partition(":")[2].split(",")):
         name, _, value = part.partition("=")
-        if name not in settings:
-            raise RequestError(f"{source}: {show(part)}: expected {', '.join(settings)}")
+        if name not in settings or source.count(f"{name}=") > 1:
+            raise RequestError(f"{source}: {show(part)}: expected {', '.join(settings)}, each once")
         settings[name] = value
     if not re.fullmatch(r"[1-9]\d{0,8}", settings["requests"]):
         raise RequestError(f"{source}: requests {show(settings['requests'])}: expected a whole number, at least 1")

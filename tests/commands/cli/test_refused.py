@@ -33,6 +33,7 @@ FILES = {
     "TWO": '{"prompt": "a"}\n{"prompt": "ab"}',
     "TWICE": '{"prompt": "ab", "request_id": "1"}\n{"prompt": "ab"}',
     "EMPTY": "",
+    "plain.jsonl": '{"at":0,"prompt_tokens":3,"output_tokens":1}',
     "bad.jsonl": '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [1]}',
 }
 REFUSED: list[tuple[str, int, str]] = [
@@ -123,6 +124,9 @@ REFUSED: list[tuple[str, int, str]] = [
     ("simulate", 2, "expected a trace or --fit"),
     ("simulate trace.csv --fit steps.csv", 2, "expected a trace or --fit"),
     ("simulate --fit steps.csv --report r.html", 2, "--report: does not go with --fit"),
+    ("simulate --fit plain.jsonl", 2, "plain.jsonl: ',' expected after"),
+    ("simulate poisson:prompt=1,prompt=2 --rate 1", 2, "'prompt=1': expected prompt, output, requests, each once"),
+    ("simulate poisson: --rate 1 --num-blocks 100000000", 2, "num_blocks 100000000: expected at most 10000000"),
     ("simulate nowhere.csv", 3, "nowhere.csv: can't be read"),
     ("simulate bad.jsonl", 3, "bad.jsonl:1: timestamp -1"),
     (SMALL.replace(" --rate 5", ""), 2, "expected --rate"),

@@ -17,6 +17,7 @@ from random_checkpoint import published_config
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.commands.simulate.cost import MODELS, VOCAB, CostModel, StepShape, preset, read_cost_model, shape_of
 from lfm2np.commands.simulate.fit import MeasuredSteps, errors_of, fit, gathered, read_steps
+from lfm2np.commands.simulate.result import cost_words
 from lfm2np.errors import RequestError
 from lfm2np.truth.layers import key_value_numbers, parameter_count
 from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig, TraceWriter
@@ -205,6 +206,17 @@ def test_errors_are_those_of_steps_that_were_not_fitted():
     assert errors is not None and errors["p90"] >= 0.499
     with pytest.raises(RequestError, match="9 measured steps: expected at least 10"):
         fit(some_steps(9, 1), "few", "nowhere")
+
+
+def test_steps_that_something_else_made_long_are_said_to_be_missing_in_simulated_times():
+    """Every twentieth takes a hundred times as long: the median error hides five sixths of the time."""
+    steps = some_steps(400, 1)
+    steps.seconds[::20] *= 100.0
+    model = fit(steps, "found", "nowhere")
+    assert model.errors is not None and model.errors["total"] < -0.5
+    warning = f"and by {100 * model.errors['total']:+.0f} % of all their time: simulated times are no better)"
+    assert cost_words(vars(model)).endswith(warning)
+    assert "simulated times" not in cost_words(vars(fit(some_steps(400, 1), "right", "nowhere")))
 
 
 def test_more_tokens_than_were_measured_still_cost_and_are_beyond():

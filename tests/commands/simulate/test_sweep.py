@@ -157,7 +157,31 @@ def test_the_capacity_of_a_server_with_one_slot_is_where_its_wait_reaches_the_ta
     assert found["value"] <= 2.0
     few = base.with_setting("max_num_seqs", 2)
     few = replace(few, traffic=Traffic("poisson:prompt=4,output=1,requests=9"))
-    assert capacity(few, Target("ttft", "mean", 0.5)) == {"rate": 0.0, "value": None, "runs": 17}
+    nothing = {"rate": 0.0, "value": None, "lost": None, "rests_on": "", "runs": 17}
+    assert capacity(few, Target("ttft", "mean", 0.5)) == nothing
+
+
+@pytest.mark.parametrize("requests", [100, 500])
+def test_a_capacity_is_not_far_above_what_the_server_can_compute_in_a_short_trace_either(requests: int) -> None:
+    """One request a second at most: 1.4 and 1.2 were found, where it is unclear whether the queue grows."""
+    base = Scenario(
+        Traffic(f"poisson:prompt=4,output=1,requests={requests}"),
+        SchedulerConfig(8, max_num_seqs=1, prefix_caching=False),
+        CostModel("a second a step", "none", ({"1": 1.0},)),
+    )
+    assert 0.8 < capacity(base, Target("ttft", "p99", 1e6))["rate"] < 1.1
+
+
+def test_who_refuses_most_requests_is_not_first_and_how_many_is_said() -> None:
+    base = replace(scenario(), traffic=Traffic("poisson:prompt=10-2000,output=5,requests=100"))
+    chosen = scenarios(base, read_settings(["num_blocks=20,1000"]))
+    target = Target("ttft", "p99", 1.0)
+    found = [capacity(each, target) for _, each in chosen]
+    assert found[0]["rate"] > found[1]["rate"] and found[0]["lost"] > 70 and found[1]["lost"] == 0
+    first, second = capacity_report(base, target, [each for each, _ in chosen], found).findings
+    assert first.words.startswith("num_blocks 1000: ") and "refused" not in first.words
+    assert f" requests a second, {found[0]['lost']} % of them refused (TTFT P99 " in second.words
+    assert first.words.endswith("P99 rests on 1 request: simulate more)")
 
 
 def test_a_trace_that_any_rate_serves_is_too_short_to_tell() -> None:
