@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from faults import Edit, Fault
 
 from lfm2np.arithmetic.ieee import Ieee, unchanged
 from lfm2np.arithmetic.matrix import Matrix
@@ -16,10 +17,11 @@ from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model, load
 from lfm2np.oracle.check import Checked, judged
+from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
 from lfm2np.oracle.engines.target import Abilities, Played, Target
-from lfm2np.oracle.judging.constants import SOFT_CAP, directions, with_scaled_queries
+from lfm2np.oracle.judging.constants import SOFT_CAP, Change, directions, with_scaled_queries
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
 from lfm2np.suite.adapters import Own
@@ -33,59 +35,50 @@ def loaded(model: str, form: str = "exact") -> Model:
     return load(Path(model), form)
 
 
-def float32(model: str, sizes: dict[str, Any]) -> Own:
-    return Own(loaded(model, "float32"), {**PLENTY, **sizes})
+def planted(where: str, old: str, new: str) -> Fault:
+    """A fault that is in no catalogue."""
+    return Fault(new, "E", new, (), (Edit(where, old, new),))
 
 
-def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
-    return Own(loaded(model, "bfloat16"), {**PLENTY, **sizes})
+def own(form: str, **steps: int) -> Factory:
+    """Our engine in a format, with these sizes where no others are asked for."""
+    return lambda model, sizes: Own(loaded(model, form), {**PLENTY, **steps, **sizes})
 
 
-def chunked(model: str, sizes: dict[str, Any]) -> Own:
-    """In float32, with blocks and chunks small enough for short prompts to cross them."""
-    return Own(loaded(model, "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
+SMALL_STEPS = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
+float32, bfloat16 = own("float32"), own("bfloat16")
+chunked = own("float32", block_size=4, max_num_batched_tokens=24)  # so that short prompts cross blocks and chunks
+small_steps = own("float64", **SMALL_STEPS)
+few_window_blocks = own("float64", **SMALL_STEPS, num_window_blocks=7)  # which are used again and again
 
 
-def other_constant(model: str, sizes: dict[str, Any], form: str, **changed: Any) -> Own:
-    """An engine that takes some numbers of the config for others."""
-    right = loaded(model, form)
-    return Own(replace(right, config=replace(right.config, **changed)), {**PLENTY, **sizes})
+def other_model(form: str, change: Callable[[Model], dict[str, Any]]) -> Factory:
+    """An engine of which some fields of the loaded model are others."""
+
+    def make(model: str, sizes: dict[str, Any]) -> Own:
+        right = loaded(model, form)
+        return Own(replace(right, **change(right)), {**PLENTY, **sizes})
+
+    return make
 
 
-def small_eps(model: str, sizes: dict[str, Any]) -> Own:
-    return other_constant(model, sizes, "float32", norm_eps=1e-6)
+def changed_by(name: str, much: Change | None = None) -> Factory:
+    """In float32; a constant is as changed as the search for it tries, or this much."""
+
+    def change(right: Model) -> dict[str, Any]:
+        direction = next(each for each in directions(right.config) if each.name == name)
+        weights, config = (much or direction.change)(right.weights, right.config)
+        numerics = right.numerics if direction.arithmetic is None else direction.arithmetic(right.numerics)
+        return {"weights": weights, "config": config, "numerics": numerics}
+
+    return other_model("float32", change)
 
 
-def large_theta(model: str, sizes: dict[str, Any]) -> Own:
-    """By 3 %, in bfloat16: no token and no log-probability shows it by itself."""
-    return other_constant(model, sizes, "bfloat16", rope_theta=1.03e6)
-
-
-def changed_by(model: str, sizes: dict[str, Any], name: str) -> Own:
-    """An engine in float32 of which a constant is as changed as the search for it tries."""
-    right = loaded(model, "float32")
-    direction = next(each for each in directions(right.config) if each.name == name)
-    weights, config = direction.change(right.weights, right.config)
-    numerics = right.numerics if direction.arithmetic is None else direction.arithmetic(right.numerics)
-    return Own(replace(right, weights=weights, config=config, numerics=numerics), {**PLENTY, **sizes})
-
-
-def scaled_attention(model: str, sizes: dict[str, Any]) -> Own:
-    return changed_by(model, sizes, "the scale of attention")
-
-
-def scaled_routing(model: str, sizes: dict[str, Any]) -> Own:
-    return changed_by(model, sizes, "the scale of routing")
-
-
-def small_attention(model: str, sizes: dict[str, Any]) -> Own:
-    right = loaded(model, "float32")
-    weights, config = with_scaled_queries(0.7)(right.weights, right.config)
-    return Own(replace(right, weights=weights, config=config), {**PLENTY, **sizes})
-
-
-def soft_capped(model: str, sizes: dict[str, Any]) -> Own:
-    return changed_by(model, sizes, SOFT_CAP)
+small_eps = other_model("float32", lambda right: {"config": replace(right.config, norm_eps=1e-6)})
+# By 3 %, in bfloat16: no token and no log-probability shows it by itself.
+large_theta = other_model("bfloat16", lambda right: {"config": replace(right.config, rope_theta=1.03e6)})
+scaled_attention, scaled_routing = changed_by("the scale of attention"), changed_by("the scale of routing")
+small_attention, soft_capped = changed_by("the scale of attention", with_scaled_queries(0.7)), changed_by(SOFT_CAP)
 
 
 @dataclass(frozen=True)
@@ -103,23 +96,26 @@ class Coarse(Ieee):
         return self.rounded(x + y) if self.what == "residual" else x + y
 
 
-def coarse(rounded: Callable[[Any], Any], what: str, model: str, sizes: dict[str, Any]) -> Own:
+def coarse(rounded: Callable[[Any], Any], what: str) -> Factory:
     numerics = Coarse("float32", np.float32, 4, unchanged, rounded, what)
-    return Own(replace(loaded(model, "float32"), numerics=numerics), {**PLENTY, **sizes})
+    return other_model("float32", lambda right: {"numerics": numerics})
 
 
-def noisy(share: float, model: str, sizes: dict[str, Any]) -> Own:
+def noisy(share: float) -> Factory:
     """In float32, all matrices off by random numbers of so much of their standard deviation."""
-    right, random = loaded(model, "float32"), np.random.default_rng(5)
 
-    class Noisy(Ieee):
-        def prepare_matrix(self, weight: Any, what: str) -> Matrix:
-            noise = random.normal(size=weight.shape) * np.std(weight) * share
-            return super().prepare_matrix(np.asarray(weight + noise, np.float32), what)
+    def change(right: Model) -> dict[str, Any]:
+        random = np.random.default_rng(5)
 
-    numerics = Noisy("float32", np.float32, 4, unchanged)
-    weights = prepare_weights(read_tensors(right.path, right.config), right.config, numerics)
-    return Own(replace(right, weights=weights), {**PLENTY, **sizes})
+        class Noisy(Ieee):
+            def prepare_matrix(self, weight: Any, what: str) -> Matrix:
+                noise = random.normal(size=weight.shape) * np.std(weight) * share
+                return super().prepare_matrix(np.asarray(weight + noise, np.float32), what)
+
+        numerics = Noisy("float32", np.float32, 4, unchanged)
+        return {"weights": prepare_weights(read_tensors(right.path, right.config), right.config, numerics)}
+
+    return other_model("float32", change)
 
 
 class Kept(PythonTarget):
@@ -150,39 +146,10 @@ class Changed(Kept):
         return replace(played, answers=answers)
 
 
-class Dying(Kept):
-    """Interrupted at the trace after so many."""
-
-    def __init__(self, engine: str, model: Model, traces: int) -> None:
-        super().__init__(engine, model.path)
-        self.traces, self.played = traces, 0
-
-    def play(self, trace: Trace) -> Played:
-        self.played += 1
-        if self.played == self.traces + 1:
-            raise KeyboardInterrupt
-        return super().play(trace)
-
-
 def answered(target: Target, requests: Sequence[Request]) -> list[Pair]:
     """Their answers, sent together."""
     trace = Trace(tuple(requests))
     return target.play(trace).pairs(trace)
-
-
-def small_steps(model: str, sizes: dict[str, Any], form: str = "float64") -> Own:
-    """In blocks of 8 tokens and steps of 32."""
-    steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
-    return Own(loaded(model, form), {**PLENTY, **steps, **sizes})
-
-
-def exact_small_steps(model: str, sizes: dict[str, Any]) -> Own:
-    return small_steps(model, sizes, "exact")
-
-
-def few_window_blocks(model: str, sizes: dict[str, Any]) -> Own:
-    """The same, with so few blocks for layers with a window that they are used again and again."""
-    return small_steps(model, {"num_window_blocks": 7, **sizes})
 
 
 QUICK = ("short-prompts", "neighbours")  # cases

@@ -1,6 +1,7 @@
 """The HTTP server of these tests: on 127.0.0.1, it plays a dialect over our own engine, or anything, and misbehaves."""
 
 import contextlib
+import copy
 import functools
 import json
 import threading
@@ -10,6 +11,8 @@ from typing import Any
 
 import lfm2np
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Answer, Ids, Request, greedy
 
@@ -150,13 +153,20 @@ def usage(output: RequestOutput) -> dict[str, int]:
     }
 
 
-PLAYS: dict[str, Play] = {
-    "vllm": play_vllm,
-    "sglang": play_sglang,
-    "llama.cpp": play_llama,
-    "mlx": play_mlx,
-    "text": play_text,
+PLAYS: dict[str, tuple[Dialect, Play]] = {
+    "vllm": (VLLM, play_vllm),
+    "sglang": (SGLANG, play_sglang),
+    "llama.cpp": (LLAMA_CPP, play_llama),
+    "mlx": (TEXT, play_mlx),
+    "text": (TEXT, play_text),
 }
+TELLING = ("vllm", "sglang", "llama.cpp", "mlx")  # of more than text
+
+
+def reply_of(name: str, request: Request) -> dict[str, Any]:
+    """A response with all that it may hold."""
+    dialect, play = PLAYS[name]
+    return copy.deepcopy(play(dialect.path, dialect.request(request, Extras())) or {})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -247,7 +257,7 @@ class Player(ThreadingHTTPServer):
 @contextlib.contextmanager
 def playing(play: str | Play) -> Iterator[Player]:
     """A dialect by its name, or a function of path and body."""
-    player = Player(PLAYS[play] if isinstance(play, str) else play)
+    player = Player(PLAYS[play][1] if isinstance(play, str) else play)
     thread = threading.Thread(target=lambda: player.serve_forever(poll_interval=0.01), daemon=True)
     thread.start()
     try:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import BEHIND, LEAK, phase_of, place_of
-from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
+from lfm2np.oracle.engines.records import Request, Trace, changed, greedy
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.workloads import CASES, noted
 
@@ -294,16 +291,6 @@ def test_a_clean_split_of_few_requests_is_said_and_not_the_case_in_which_most_of
     assert first.sure == "a guess" and first.suspect.startswith("state, positions")
 
 
-def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> None:
-    (first,) = lines(positions(decode))
-    assert first == "certain: wrong in decode, right in prefill: what prefill leaves behind is not what decode expects"
-    first, second = findings(positions(lambda position: decode(position) or later(position)))
-    assert first.where == "wrong in decode, right in prefill, alone or first of a batch"
-    assert second.where == "also wrong by itself: later in a batch"
-    first, *_ = findings(positions(lambda position: position.row >= 1))
-    assert first.sure == CERTAIN and first.suspect.startswith("attention or rotation of positions")
-
-
 def test_a_beginning_that_all_requests_share_is_right_once() -> None:
     """Everything is wrong, as with a wrong operator, but the first row of what begins with a BOS: one computation."""
     begun = [
@@ -419,17 +406,6 @@ def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_ca
     facts = [tuple(request.tags[name] for name in names) for trace in traces for request in trace.requests]
     assert facts == [(0, 0, "none", 0, 1), (0, 2, "beside", 1, 2), (1, 3, "beside", 2, 2), (0, 0, "after", 3, 1)]
     assert noted(traces) == traces
-
-
-def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
-    bare = request_of(1, [1, 2, 3])
-    with Transcript(tmp_path / "earlier.jsonl") as transcript:
-        transcript.append(bare, Answer((5,)))
-    ((request,),) = (each.requests for each in noted([Trace((bare,))]))
-    with Transcript(tmp_path / "earlier.jsonl") as transcript:
-        assert transcript.known(request) == Answer((5,))
-        with pytest.raises(RequestError, match="is another request there"):
-            transcript.known(replace(request, tags={**request.tags, "prefix": "warm"}))
 
 
 def test_certain_is_only_what_leaves_right_engines_errors() -> None:

@@ -46,13 +46,12 @@ def checked(served: Served, capsys: pytest.CaptureFixture[str], *names: str, cod
 # --- faults
 
 
-def of_prompts(change: Callable[[Tokenizer, list[dict[str, Any]], dict[str, Any]], list[int]]) -> Patch:
-    """The server makes its prompts so, of tokenizer, messages and options."""
+def of_prompts(change: Callable[[Tokenizer, list[dict[str, Any]], Any], list[int]]) -> Patch:
+    """The server makes its prompts so, of tokenizer, messages and tools."""
 
     def chat_ids(model: Any, messages: Any, body: Any) -> list[int]:
         plain = [each.model_dump(exclude_none=True) for each in messages]
-        plain = [{**each, "content": each.get("content") or ""} for each in plain]
-        return change(model.tokenizer, plain, {"tools": body.tools})
+        return change(model.tokenizer, [{**each, "content": each.get("content") or ""} for each in plain], body.tools)
 
     def patch(on: pytest.MonkeyPatch) -> None:
         on.setattr(jobs, "chat_ids", chat_ids)
@@ -74,12 +73,23 @@ def of_pieces(change: Callable[[dict[str, Any], Any, Any], object]) -> Patch:
     return lambda on: on.setattr(answers.Chats, "piece", changed)
 
 
-def keeping_thoughts(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+def of_calls(change: Callable[[dict[str, Any], Any], object]) -> Patch:
+    """It changes each call of what is being answered."""
+    return of_pieces(
+        lambda choice, answer, ids: [change(call, answer) for call in choice["delta"].get("tool_calls", ())]
+    )
+
+
+def of_arguments(change: Callable[[str], Any]) -> Patch:
+    return of_calls(lambda call, answer: call["function"].update(arguments=change(call["function"]["arguments"])))
+
+
+def keeping_thoughts(tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Any) -> list[int]:
     other = copy.copy(tokenizer)
     assert tokenizer.chat.template is not None
     template = tokenizer.chat.template.replace('.split("</think>")[-1]', "")
     other.chat = replace(tokenizer.chat, template=template)
-    return other.encode_chat(messages, **options)
+    return other.encode_chat(messages, tools)
 
 
 def leaking(choice: dict[str, Any], answer: Any, ids: Any) -> None:
@@ -89,45 +99,16 @@ def leaking(choice: dict[str, Any], answer: Any, ids: Any) -> None:
         choice["delta"] = {"content": b"".join(spelled).decode().removesuffix("<|im_end|>")}
 
 
-def with_objects(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-    for call in choice["delta"].get("tool_calls", ()):
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-
-
 def with_thoughts(choice: dict[str, Any], answer: Any, ids: Any) -> None:
     thought = choice["delta"].pop("reasoning_content", None)
     if thought is not None and not answer.body.stream:
         choice["delta"]["content"] = f"<think>{thought}</think>{choice['delta']['content']}"
 
 
-def without_call_ids(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-    for call in choice["delta"].get("tool_calls", ()):
-        del call["id"]
-
-
-def without_types(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-    for call in choice["delta"].get("tool_calls", ()):
-        del call["type"]
-
-
-def with_arguments(old: str, new: str) -> Patch:
-    def change(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-        for call in choice["delta"].get("tool_calls", ()):
-            call["function"]["arguments"] = call["function"]["arguments"].replace(old, new)
-
-    return of_pieces(change)
-
-
-def counting_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
-    for call in choice["delta"].get("tool_calls", ()):
-        call["id"] = f"call_{call['index']}"
-
-
-def counting_all_calls(choice: dict[str, Any], answer: Any, ids: Any) -> None:
+def counting_all_calls(call: dict[str, Any], answer: Any) -> None:
     """Those of the history, too."""
     past = sum(len(message.tool_calls or ()) for message in answer.body.messages)
-    for call in choice["delta"].get("tool_calls", ()):
-        call["id"] = f"call_{past + call['index']}"
+    call["id"] = f"call_{past + call['index']}"
 
 
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,136 +133,76 @@ def by_usage(patch: Patch) -> Patch:
     return both
 
 
-def without_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
-    return tokenizer.encode_chat(messages)
-
-
-def sorting_tools(tokenizer: Tokenizer, messages: list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
-    return tokenizer.encode_chat(messages, json.loads(json.dumps(options["tools"], sort_keys=True)))
-
-
 def with_nulls(tools: Any) -> Any:
     return [{**tool, "function": {"name": "", "description": None, **tool["function"]}} for tool in tools or ()] or None
 
 
-FAULTS: dict[str, tuple[Patch, tuple[str, ...], str, set[str]]] = {
-    # cases; the finding's words, and the responses that have it
-    "double BOS, and what is extra": (
-        of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
-        ("plain",),
-        "prompt: the BOS is there twice, by ids in the response; expected '15 tokens'; got '16 tokens'; "
-        "at 'token 1'; missing ''; extra '<|startoftext|>'",
-        {"plain", "plain, streamed"},
-    ),
+DROPPED = of_prompts(lambda it, messages, tools: it.encode_chat(messages))
+SORTED = of_prompts(lambda it, messages, tools: it.encode_chat(messages, json.loads(json.dumps(tools, sort_keys=True))))
+BOTH_FORMS = ("", ", streamed")
+FAULTS: dict[str, tuple[Patch, str, str]] = {
+    # cases, those behind | with the finding, and how its words begin
     "double BOS": (
-        of_prompts(lambda tokenizer, messages, options: [1, *tokenizer.encode_chat(messages, **options)]),
-        ("plain", "tools"),
-        "prompt: the BOS is there twice",
-        {"plain", "plain, streamed", "tools", "tools, streamed"},
+        of_prompts(lambda it, messages, tools: [1, *it.encode_chat(messages, tools)]),
+        "| plain tools",
+        "prompt: the BOS is there twice, by ids in the response; expected '15 tokens'; got '16 tokens'; at 'token 1'; "
+        "missing ''; extra '<|startoftext|>'",
     ),
-    "tools dropped": (
-        of_prompts(without_tools),
-        ("plain", "tools"),
-        "prompt: the tools are missing",
-        {"tools", "tools, streamed"},
-    ),
-    "tools dropped, by counts": (
-        by_usage(of_prompts(without_tools)),
-        ("plain", "tools", "list"),
-        "prompt: the tools are missing, by usage",
-        {"tools", "tools, streamed", "list", "list, streamed"},
-    ),
+    "tools dropped": (DROPPED, "plain | tools", "prompt: the tools are missing"),
+    "tools dropped, by counts": (by_usage(DROPPED), "plain | tools list", "prompt: the tools are missing, by usage"),
     "tools dropped, by one count": (
-        by_usage(of_prompts(without_tools)),
-        ("plain", "tools"),
+        by_usage(DROPPED),
+        "plain | tools",
         "prompt: perhaps the tools are missing, by usage",
-        {"tools", "tools, streamed"},
     ),
     "keys of tools sorted, by counts of which one has another explanation": (
-        by_usage(of_prompts(sorting_tools)),
-        ("tools", "system-and-tools"),
+        by_usage(SORTED),
+        "| tools system-and-tools",
         "prompt: not what the template gives, by usage",
-        {"tools", "tools, streamed", "system-and-tools", "system-and-tools, streamed"},
     ),
     "keys of tools sorted": (
-        of_prompts(sorting_tools),
-        ("plain", "tools"),
+        SORTED,
+        "plain | tools",
         "prompt: not what the template gives, by ids in the response; expected '39 tokens'; got '60 tokens'; at ",
-        {"tools", "tools, streamed"},
     ),
     "null descriptions": (
-        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages, with_nulls(options["tools"]))),
-        ("plain", "tools"),
+        of_prompts(lambda it, messages, tools: it.encode_chat(messages, with_nulls(tools))),
+        "plain | tools",
         "prompt: descriptions that tools lack are null",
-        {"tools", "tools, streamed"},
     ),
     "history dropped": (
-        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(without_calls(messages), **options)),
-        ("tools", "history"),
+        of_prompts(lambda it, messages, tools: it.encode_chat(without_calls(messages), tools)),
+        "tools | history",
         "prompt: the history's calls are missing",
-        {"history", "history, streamed"},
     ),
-    "markup leaked in streams": (
-        of_pieces(leaking),
-        ("plain", "prose-and-call"),
-        "markup leaked in content",
-        {"prose-and-call, streamed"},
-    ),
-    "arguments as an object": (
-        of_pieces(with_objects),
-        ("plain", "nested"),
-        "arguments not as text of JSON",
-        {"nested", "nested, streamed"},
-    ),
-    "past thinking kept": (
-        of_prompts(keeping_thoughts),
-        ("plain", "past-thinking"),
-        "prompt: past thinking is kept",
-        {"past-thinking", "past-thinking, streamed"},
-    ),
+    "markup leaked in streams": (of_pieces(leaking), "plain | prose-and-call", "markup leaked in content"),
+    "arguments as an object": (of_arguments(json.loads), "plain | nested", "arguments not as text of JSON"),
+    "past thinking kept": (of_prompts(keeping_thoughts), "plain | past-thinking", "prompt: past thinking is kept"),
     "system dropped": (
-        of_prompts(lambda tokenizer, messages, options: tokenizer.encode_chat(messages[-1:], **options)),
-        ("plain", "system"),
+        of_prompts(lambda it, messages, tools: it.encode_chat(messages[-1:], tools)),
+        "plain | system",
         "prompt: the system message is missing",
-        {"system", "system, streamed"},
     ),
     "calls without ids": (
-        of_pieces(without_call_ids),
-        ("plain", "two-calls"),
+        of_calls(lambda call, answer: call.pop("id")),
+        "plain | two-calls",
         "calls without an id of their own",
-        {"two-calls", "two-calls, streamed"},
     ),
     "calls without a type": (
-        of_pieces(without_types),
-        ("plain", "two-calls"),
+        of_calls(lambda call, answer: call.pop("type")),
+        "plain | two-calls",
         "calls without type 'function'",
-        {"two-calls", "two-calls, streamed"},
     ),
     "ids of an earlier round": (
-        of_pieces(counting_calls),
-        ("tools", "list", "after-calls"),
+        of_calls(lambda call, answer: call.update(id=f"call_{call['index']}")),
+        "tools list | after-calls",
         "calls with ids that calls of the history have",
-        {"after-calls", "after-calls, streamed"},
     ),
-    "true for 1": (
-        with_arguments(" 1,", " true,"),
-        ("plain", "list"),
-        "another tool_calls",
-        {"list", "list, streamed"},
-    ),
-    "20.0 for 20": (
-        with_arguments("20", "20.0"),
-        ("plain", "tools"),
-        "another tool_calls",
-        {"tools", "tools, streamed"},
-    ),
-    "thinking kept in content": (
-        of_pieces(with_thoughts),
-        ("plain", "thinking"),
-        "thinking kept in content",
-        {"thinking"},
-    ),
+    "true for 1": (of_arguments(lambda text: text.replace(" 1,", " true,")), "plain | list", "another tool_calls"),
+    "20.0 for 20": (of_arguments(lambda text: text.replace("20", "20.0")), "plain | tools", "another tool_calls"),
+    "thinking kept in content": (of_pieces(with_thoughts), "plain | thinking", "thinking kept in content"),
 }
+FORMS = {"markup leaked in streams": BOTH_FORMS[1:], "thinking kept in content": BOTH_FORMS[:1]}
 
 
 def test_our_own_server_is_right(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,11 +218,12 @@ def test_our_own_server_is_right(served: Served, capsys: pytest.CaptureFixture[s
 def test_a_planted_fault_is_named(
     fault: str, served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch, names, words, where = FAULTS[fault]
+    patch, names, words = FAULTS[fault]
     patch(monkeypatch)
-    report = checked(served, capsys, *names, code=1)
+    report = checked(served, capsys, *names.split(), code=1)
     (finding,) = [each for each in report["findings"] if each["words"].startswith(words)]
-    assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == where
+    wrong = {name + form for name in names.partition("|")[2].split() for form in FORMS.get(fault, BOTH_FORMS)}
+    assert report["findings"][0] == finding and set(finding["evidence"]["chats"]) == wrong
     assert json.dumps(finding["evidence"].get("expected")) != json.dumps(finding["evidence"]["got"])
 
 
@@ -332,10 +254,6 @@ def one_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(answers.Chats, "usage", usage)
 
 
-def streaming(events: list[Any]) -> Patch:
-    return lambda patch: patch.setattr(HttpClient, "post_and_leave", lambda *_: events)
-
-
 def raising(error_of: Callable[[Any], Exception | None]) -> Patch:
     """An error for some requests."""
     make = jobs.chat_ids
@@ -354,46 +272,46 @@ def refused(is_refused: Any) -> Exception | None:
 
 Found = Callable[[dict[str, Any]], bool]
 BOTH = {"plain", "plain, streamed"}
-OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
+OTHERS: dict[str, tuple[Patch, str, int, list[str], Found]] = {
     # cases, exit code, kinds of the findings, and what else is so
     "no ids in replies": (
         of_pieces(without_ids),
-        ("plain",),
+        "plain",
         0,
         [],
         lambda report: "replies by the reference's" in report["facts"]["compared"],
     ),
     "ids of calls that other conversations have, too": (
-        of_pieces(counting_all_calls),
-        ("tools", "list", "after-calls"),
+        of_calls(counting_all_calls),
+        "tools list after-calls",
         0,
         [],
         lambda report: len(report["figures"]["judged"]) == 6,
     ),
     "another reply, without ids": (
         of_pieces(shouting),
-        ("plain",),
+        "plain",
         1,
         ["content"],
         lambda report: set(report["findings"][0]["evidence"]["chats"]) == BOTH,
     ),
     "another reply, where the reference is not sure": (
         lambda patch: (of_pieces(shouting)(patch), patch.setattr(chats, "LIMIT", 1e12))[1],
-        ("plain",),
+        "plain",
         2,
         ["content"],
         lambda report: report["verdict"] == "INCONCLUSIVE",
     ),
     "blanks at the ends are disputed": (
         of_pieces(stripping),
-        ("prose-and-call",),
+        "prose-and-call",
         0,
         [],
         lambda report: any("disputed" in words for words in report["not_tested"]),
     ),
     "an error is wrong, a refusal not tested": (
         raising(lambda body: ZeroDivisionError() if len(body.tools or ()) > 1 else refused(body.tools)),
-        ("plain", "tools", "two-calls"),
+        "plain tools two-calls",
         1,
         ["error"],
         lambda report: (
@@ -401,11 +319,11 @@ OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
             and set(report["figures"]["judged"]) == BOTH | {"two-calls", "two-calls, streamed"}
         ),
     ),
-    "a count that is off is no wrong prompt": (one_more, ("plain",), 1, ["usage"], lambda report: True),
+    "a count that is off is no wrong prompt": (one_more, "plain", 1, ["usage"], lambda report: True),
     **{
         f"a stream without a reply, {events}": (
-            streaming(events),
-            ("plain",),
+            lambda patch, events=events: patch.setattr(HttpClient, "post_and_leave", lambda *_: events),  # type: ignore[misc]
+            "plain",
             1,
             ["error"],
             lambda report: report["findings"][0]["where"] == "plain, streamed",
@@ -415,7 +333,7 @@ OTHERS: dict[str, tuple[Patch, tuple[str, ...], int, list[str], Found]] = {
     **{
         f"all {kind} refused": (
             raising(lambda body, name=name: refused(getattr(body, name))),  # type: ignore[misc]
-            ("plain", "tools"),
+            "plain tools",
             2,
             ["refused"],
             lambda report, kind=kind: (  # type: ignore[misc]
@@ -435,7 +353,7 @@ def test_other_servers_have_their_verdicts(
 ) -> None:
     patch, cases, code, kinds, found = OTHERS[name]
     patch(monkeypatch)
-    report = checked(served, capsys, *cases, code=code)
+    report = checked(served, capsys, *cases.split(), code=code)
     assert [finding["kind"] for finding in report["findings"]] == kinds and found(report)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,16 +109,12 @@ def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_a
 def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:
     random = np.random.Generator(np.random.Philox(key=[3, 3]))
     size, share = 4000, 0.02
+    sizes: Any = SimpleNamespace(vocab_size=512)
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
-    reported = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
+    reported = Reported([sizes], [], share * 50 * effect + random.normal(size=size), scales)
     fitted = Projection("x", effect, reported).fitted(others)
     assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
     assert fitted.explained == pytest.approx(0.5, abs=0.05)
     biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
     assert Projection("x", effect, reported).fitted(biased).share == pytest.approx(0.2, abs=0.1)
-
-
-class Sizes:
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size

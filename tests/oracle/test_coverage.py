@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import Changed, Kept, checked, checked_right, checked_target
+from engines import Changed, Kept, checked, checked_right, checked_target, planted
 from faults import inject
 
 from lfm2np.engine.loading import Model
@@ -16,8 +16,9 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
-from lfm2np.oracle.engines.target import Abilities, Played
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
 
@@ -108,22 +109,11 @@ def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer
 
 def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
-
-    class Sharing(Kept):
-        def play(self, trace: Trace) -> Played:
-            played = super().play(trace)
-            answers = [some[0] for some in played.answers]
-            for index in range(9, min(16, len(answers))):
-                mixed_up = answers[index].ids[:-1] + answers[8].ids[-1:]
-                answers[index] = replace(answers[index], token_ids=mixed_up, logprobs=None, top_logprobs=None)
-            return replace(played, answers=tuple((answer,) for answer in answers))
-
-    target = Sharing("engines:float32", model.path)
-    result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
+    with inject(planted("lfm2np.engine.cache:commit", "entry.slot for", "entry.slot % 8 for")):
+        target = PythonTarget("engines:float32", model.path)
+        result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert result.total.verdict is Verdict.BUG
-    assert {position.request.case for position in result.positions if position.verdict is Verdict.BUG} == {
-        "wide-batches"
-    }
+    assert {position.request.case for position in result.positions if position.verdict in WRONG} == {"wide-batches"}
     few = checked_right(model, "float32")  # 4 at once
     assert "batches of more than 6" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
 
@@ -175,10 +165,6 @@ def test_preemption_is_not_denied_where_it_may_have_happened(model: Model) -> No
     assert "preempted" in words and "unless" not in words
 
 
-def of_scale(request: Request, row: int, scale: float) -> Position:
-    return Position(request, row, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
-
-
 def test_draws_that_rounding_explains_are_no_mismatch() -> None:
     """Of 8 repeats of two tokens each, in a format that turns every fourth draw."""
 
@@ -188,7 +174,8 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
             greedy(str(i), (1, i % 8), 2, case="seeds", seed=i % 8, temperature=1.0, tags=alone) for i in range(16)
         ]
         pairs = [(request, Answer((3, int(8 <= i < 8 + count)))) for i, request in enumerate(requests)]
-        positions = [of_scale(request, row, scale) for request in requests for row in (1, 2)]
+        at = Position(requests[0], 1, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
+        positions = [replace(at, request=request, row=row) for request in requests for row in (1, 2)]
         return len(seed_mismatches(pairs, positions))
 
     assert mismatches(4, 0.06) == 0 == mismatches(1, 1e-5)

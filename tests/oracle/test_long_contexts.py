@@ -9,16 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import Dying
 from faults import Edit, Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine import uncached
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
-from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.oracle.check import Checked, judged
-from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
@@ -28,7 +25,7 @@ from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points
 
 pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-POSITIONS, FEWER, FEWEST = 384, 160, 64
+POSITIONS, FEWER = 384, 160
 CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
 STEP = "ids, positions, mixing, progress)"
 ANGLES = "ids, positions // (1 + (positions > 300)) * (1 + (positions > 300)), mixing, progress)"
@@ -51,11 +48,8 @@ LATE: dict[str, tuple[str, tuple[Edit, ...], str]] = {
 }
 
 
-def asked(
-    model: Model, engine: str = "float32", transcript: Transcript | None = None, positions: int = POSITIONS
-) -> Collected:
-    target = PythonTarget(f"engines:{engine}", model.path)
-    return send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
+def asked(model: Model, engine: str = "float32", positions: int = POSITIONS) -> Collected:
+    return send_all(model, PythonTarget(f"engines:{engine}", model.path), 4, cases=[LONG], max_model_len=positions)
 
 
 def checked(model: Model, answers: Collected, place: Place | None = None) -> Checked:
@@ -137,23 +131,6 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
     assert words in result.total.reasons[0]
     first = result.total.first_wrong
     assert first is not None and first.row > 250
-
-
-def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
-    answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
-    with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
-        target = Dying("engines:exact_small_steps", model, 5)
-        send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
-    with Transcript(answers) as transcript:
-        assert len(transcript.pairs()) == 5
-        resumed = asked(model, "exact_small_steps", transcript, FEWEST)
-    with ResultsFile(results, model) as record:
-        first = checked(model, resumed, Place(record=record))
-    with ResultsFile(results, model) as record:
-        again = checked(model, resumed, Place(record=record))
-    right = checked(model, asked(model, "exact_small_steps", positions=FEWEST))
-    assert first.total == again.total == right.total
-    assert first.positions == again.positions == right.positions
 
 
 def test_runs_hold_what_shares_a_long_beginning() -> None:

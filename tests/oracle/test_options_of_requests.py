@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import PLENTY, checked_target, known_of, loaded
-from faults import Edit, Fault, inject
+from engines import checked_target, chunked, float32, known_of, loaded, own, planted
+from faults import Fault, inject
 
 from lfm2np.commands.serve.app import make_app
 from lfm2np.commands.serve.server import serving_beside
@@ -26,94 +26,44 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
-from lfm2np.suite.adapters import Own
 
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
 OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
 
 
-def small_steps(model: str, sizes: dict[str, Any]) -> Own:
-    """Steps of at most 64 tokens, unless it is told otherwise."""
-    return Own(loaded(model, "float32"), {**PLENTY, "max_num_batched_tokens": 64, **sizes})
-
-
-class OtherTemperature(Own):
-    """Draws at temperature 1, whatever it is asked for."""
-
-    def add(self, request: Request) -> None:
-        drawn = replace(request.params, temperature=1.0 if request.params.temperature else 0.0)
-        super().add(replace(request, params=drawn))
-
-
-class FirstSampleGoesOn(Own):
-    """Heeds ignore_eos for the first sample of a request only."""
-
-    def step(self) -> Mapping[str, Sequence[Answer]]:
-        ends = self.engine.model.config.eos_token_ids
-        return {
-            name: [each if index == 0 else ended(each, ends) for index, each in enumerate(completions)]
-            for name, completions in super().step().items()
-        }
-
-
-def ended(completion: Answer, ends: Collection[int]) -> Answer:
-    ids = completion.token_ids
-    count = next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids))
-    if count == len(ids):
-        return completion
-    logprobs = completion.logprobs[:count] if completion.logprobs is not None else None
-    return replace(completion, token_ids=ids[:count], logprobs=logprobs, text=None, finish_reason="stop")
-
-
 BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
-ROWS = Edit("lfm2np.engine.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
-ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
+CALLED = "(weights, config, numerics, ids,"
+ROWS_READ_BACK = planted("lfm2np.engine.step:forward", CALLED, CALLED.replace("ids", BACK))
+ENDS = "*(model.config.eos_token_ids if index else eos)"
+FIRST_SAMPLE_GOES_ON = planted("lfm2np.engine.sequence:make_sequences", "*eos", ENDS)
+OTHER_TEMPERATURE = planted("lfm2np.engine.sampling.choice:filtered", "/ params.temperature", "/ 1.0")
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """`names`: what of the reasons says so."""
-
-    engine: str | Factory
-    fault: str | Fault | None
-    case: str
-    names: str
-
-
-WRONG = {
-    "rows beyond 256 read back": Wrong(small_steps, ROWS_READ_BACK, "large-steps", "further"),
-    "a hash without what stands before": Wrong("engines:float32", "parent-key-not-hashed", "unchained", "unchained"),
-    "samples write to shared keys": Wrong(
-        "engines:chunked", "shared-block-written-without-a-copy", "samples", "samples-"
-    ),
-    "samples with the same random numbers": Wrong(
-        "engines:float32", "same-noise-for-all-samples", "samples", "the same random numbers"
-    ),
-    "ignore_eos for the first sample only": Wrong(
-        lambda model, sizes: FirstSampleGoesOn(loaded(model, "float32"), {**PLENTY, **sizes}),
-        None,
+WRONG: dict[str, tuple[Factory, str | Fault, str, str]] = {  # engine, fault, case, and what a reason says
+    "rows beyond 256 read back": (own("float32", max_num_batched_tokens=64), ROWS_READ_BACK, "large-steps", "further"),
+    "a hash without what stands before": (float32, "parent-key-not-hashed", "unchained", "unchained"),
+    "samples write to shared keys": (chunked, "shared-block-written-without-a-copy", "samples", "samples-"),
+    "samples with the same random numbers": (
+        float32,
+        "same-noise-for-all-samples",
         "samples",
-        "ignore_eos is for all of them",
+        "the same random numbers",
     ),
-    "another temperature": Wrong(
-        lambda model, sizes: OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes}),
-        None,
-        "temperatures",
-        "as if at temperature 1",
-    ),
+    "ignore_eos for the first sample only": (float32, FIRST_SAMPLE_GOES_ON, "samples", "ignore_eos is for all of them"),
+    "another temperature": (float32, OTHER_TEMPERATURE, "temperatures", "as if at temperature 1"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_engine_that_plain_requests_do_not_show_is_wrong(model: Model, name: str) -> None:
-    wrong = WRONG[name]
-    with inject(wrong.fault) if wrong.fault else nullcontext():
-        plain = checked_target(model, PythonTarget(wrong.engine, model.path), cases=("short-prompts",), at_once=8)
-        result = checked_target(model, PythonTarget(wrong.engine, model.path), cases=(wrong.case,), at_once=8)
+    engine, fault, case, words = WRONG[name]
+    with inject(fault):
+        plain = checked_target(model, PythonTarget(engine, model.path), cases=("short-prompts",), at_once=8)
+        result = checked_target(model, PythonTarget(engine, model.path), cases=(case,), at_once=8)
     assert plain.total.verdict is Verdict.EXACT, plain.total.reasons
     assert result.total.verdict is Verdict.BUG
-    assert any(wrong.names in reason for reason in result.total.reasons), result.total.reasons
+    assert any(words in reason for reason in result.total.reasons), result.total.reasons
 
 
 @pytest.mark.parametrize(("form", "engine"), [("exact", "lfm2np.suite.adapters:own"), ("float32", "")])
@@ -135,10 +85,6 @@ def served(model: Model) -> Iterator[str]:
     app = make_app(Engine(loaded(str(model.path), "float32"), **options), Settings("trained"))
     with serving_beside(app) as port:
         yield f"http://127.0.0.1:{port}"
-
-
-def as_it_is(model: Model, request: Request, answer: Answer) -> Answer:
-    return answer
 
 
 def shifted(model: Model, request: Request, answer: Answer) -> Answer:
@@ -185,7 +131,7 @@ def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Mode
         pairs = [(request, change(model, request, answer)) for request, answer in asked.pairs if request.case in cases]
         return judged(model, asked.abilities, "float32", pairs, known=known_of(model)).total
 
-    assert verdict(as_it_is, cases).verdict is Verdict.EXACT
+    assert verdict(lambda model, request, answer: answer, cases).verdict is Verdict.EXACT
     for name, (change, case, names) in CHANGES.items():
         result = verdict(change, (case,))
         assert verdict(change, ("short-prompts", "samples")).verdict is Verdict.EXACT, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +24,6 @@ from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
-from lfm2np.oracle.total import Total
-from lfm2np.suite.adapters import Own
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
 
@@ -51,7 +48,7 @@ def checked_factory(model: Model, factory: Factory, form: str = "float32") -> Ch
 )
 def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(model: Model, form: str, what: str) -> None:
     """Before, "certain: wrong everywhere, and no format errs like this", though all is right under it."""
-    factory = partial(coarse, ROUNDED[form], what)
+    factory = coarse(ROUNDED[form], what)
     total = checked_factory(model, factory).total
     assert total.verdict in WRONG and f"right under --format {form}" in total.reasons[0], total.reasons
     assert NO_FORMAT not in " ".join(total.reasons)
@@ -68,23 +65,16 @@ def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monk
         return judge(model, name, *others)
 
     monkeypatch.setattr(other_formats, "judge", overflowing)
-    total = checked_factory(model, partial(coarse, round_to_bfloat16, "outputs")).total
+    total = checked_factory(model, coarse(round_to_bfloat16, "outputs")).total
     assert "right under --format bfloat16" in total.reasons[0], total.reasons
 
 
 @pytest.mark.parametrize("share", [0.001, pytest.param(0.1, marks=pytest.mark.night)])
 def test_weights_that_are_off_by_a_little_are_not_called_a_format(model: Model, share: float) -> None:
     """Before, "errs like int4 everywhere" of 10 %: its size alone says only that it is right under it."""
-    total = checked_factory(model, partial(noisy, share)).total
+    total = checked_factory(model, noisy(share)).total
     assert total.verdict in WRONG and "right under --format" in total.reasons[0], total.reasons
     assert "weight" in total.reasons[0] and "errs like" not in total.reasons[0]
-
-
-def checked_shown(model: Model, engine: type[Shown], case: str) -> Total:
-    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
-        return Adapter(engine(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
-
-    return checked_target(model, PythonTarget(factory, model.path), "float32", (case,)).total
 
 
 def test_a_format_leaves_no_position_in_the_middle_without_an_error(model: Model) -> None:
@@ -108,14 +98,6 @@ class HalvedOnce(Shown):
         return super().convolve(chunk, number, new, taps)
 
 
-def test_a_bug_of_one_place_is_not_called_steps_of_weights(model: Model) -> None:
-    """Pinned: "certain: wrong by less than int4 rounds", before where it is wrong."""
-
-    total = checked_shown(model, HalvedOnce, "short-prompts")
-    assert total.verdict is Verdict.BUG and "in decode" in total.reasons[0], total.reasons
-    assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
-
-
 class Leaking(Shown):
     """Each convolution's state gets a part of what an earlier request put into it."""
 
@@ -126,29 +108,35 @@ class Leaking(Shown):
         return super().convolve(chunk, number, new, taps)
 
 
-def test_a_state_that_leaks_everywhere_is_neither_a_format_nor_an_operator(model: Model) -> None:
-    """The same tokens err by other amounts each time. Before, "right under --format int4" or "a wrong operator"."""
+@pytest.mark.parametrize(
+    ("engine", "case", "words"),
+    [(HalvedOnce, "short-prompts", "in decode"), (Leaking, "prefixes", "where the same tokens are sent again")],
+)
+def test_a_bug_of_one_place_and_a_state_that_leaks_everywhere_are_neither_a_format_nor_an_operator(
+    model: Model, engine: type[Shown], case: str, words: str
+) -> None:
+    """Pinned: "certain: wrong by less than int4 rounds", before where it is wrong; and of the same tokens that err by
+    other amounts each time "right under --format int4" or "a wrong operator"."""
 
-    total = checked_shown(model, Leaking, "prefixes")
-    assert total.verdict is Verdict.BUG and "where the same tokens are sent again" in total.reasons[0], total.reasons
+    def factory(directory: str, sizes: dict[str, Any]) -> Adapter:
+        return Adapter(engine(directory, **{name: size for name, size in sizes.items() if name in SIZES}))
+
+    total = checked_target(model, PythonTarget(factory, model.path), "float32", (case,)).total
+    assert total.verdict is Verdict.BUG and words in total.reasons[0], total.reasons
     assert "int4" not in " ".join(total.reasons) and not total.reasons[0].startswith("certain"), total.reasons
 
 
 @pytest.mark.night
 def test_no_format_is_blamed_where_none_explains_it(model: Model) -> None:
-    total = checked_factory(model, partial(noisy, 0.3)).total
+    total = checked_factory(model, noisy(0.3)).total
     assert total.verdict is Verdict.BUG and NO_FORMAT in total.reasons[0]
-
-
-def of_checkpoint(path: str, _: str, sizes: dict[str, Any]) -> Own:
-    return float32(path, sizes)
 
 
 def test_answers_of_another_checkpoint_are_recognised(model: Model) -> None:
     """Before, "certain: as if there is a soft cap of logits at about 7.77"."""
     mixture = loaded(str(model.path.parent / "moe"))
     for asked, answering in ((model, mixture), (mixture, model)):
-        total = checked_factory(asked, partial(of_checkpoint, str(answering.path))).total
+        total = checked_factory(asked, lambda _, sizes, of=answering: float32(str(of.path), sizes)).total  # type: ignore[misc]
         assert total.verdict is Verdict.BUG
         assert "look like answers of another checkpoint, tokenizer or prompt" in total.reasons[0], total.reasons
 

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from faults import Edit, Fault, by_name, inject
+from engines import planted
+from faults import Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine.loading import Model
@@ -80,13 +81,7 @@ def checked(*faults: str | Fault) -> Checked:
 
 
 EMBEDDED = "segment.entry.token_ids], np.int64)"
-IDS_OF_SIX_BITS = Fault(
-    "ids-of-six-bits",
-    "E",
-    "Token ids are cut to six bits before their embedding is read.",
-    (),
-    (Edit("lfm2np.engine.step:forward", EMBEDDED, f"{EMBEDDED} % 64"),),
-)
+IDS_OF_SIX_BITS = planted("lfm2np.engine.step:forward", EMBEDDED, f"{EMBEDDED} % 64")
 FIRST: dict[str | Fault, tuple[str, str]] = {
     # what the first cause says, and points to
     "positions-stop-at-40": ("wrong from position ", "state, positions, or the border"),

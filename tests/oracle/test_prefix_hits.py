@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
-from engines import checked_target
-from http_player import said
+from engines import Changed, checked_target, own
+from faults import inject
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ids, Request, Trace, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
 from lfm2np.oracle.report.as_json import as_json
@@ -29,94 +24,59 @@ from lfm2np.oracle.workloads import noted
 
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
-BLOCK, CAPACITY = 16, 32  # tokens of a block, and blocks
-
-
-class Caching:
-    """An engine with a prefix cache, right or with one bug: a hit computes what its blocks hold, not what was asked.
-
-    The least recently used of CAPACITY blocks goes first.
-    """
-
-    lacks = frozenset({"sampling", "samples", "processors", "stops", "logprobs"})
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-        self.blocks: OrderedDict[Ids, Ids] = OrderedDict()  # by all tokens up to its end
-        self.gone: dict[Ids, Ids] = {}  # evicted blocks, and what was written over them
-        self.state: Ids = ()  # of whom the newest block is
-
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        return [[self.answer(request.prompt_token_ids, request.max_tokens)] for request in requests]
-
-    def answer(self, prompt: Ids, new: int) -> Answer:
-        count, held = self.cached(prompt)
-        answer = said((*held, *prompt[count:]), new)
-        self.publish(prompt)
-        return answer if self.way == "silent" else replace(answer, cached_tokens=count)
-
-    def cached(self, prompt: Ids) -> tuple[int, Ids]:
-        """How many tokens hit, never the last, and what stands there for them."""
-        if self.way == "never-hits":
-            return 0, ()
-        held: list[int] = []
-        count = 0
-        for stop in range(BLOCK, len(prompt), BLOCK):
-            known = {**self.gone, **self.blocks} if self.way == "evicted" else self.blocks
-            if prompt[:stop] not in known:
-                break
-            held += known[prompt[:stop]]
-            count = stop
-        if count and self.way == "other-state":
-            held[-2:] = self.state[-2:]
-        if count and self.way == "border" and len(prompt) == count + BLOCK:  # the last block is full and recomputed
-            held = [*held[:-1], prompt[0]]
-        return count, tuple(held)
-
-    def publish(self, prompt: Ids) -> None:
-        for stop in range(BLOCK, len(prompt) + 1, BLOCK):
-            if prompt[:stop] not in self.blocks and len(self.blocks) == CAPACITY:
-                evicted, _ = self.blocks.popitem(last=False)
-                self.gone[evicted] = prompt[stop - BLOCK : stop]
-            self.blocks[prompt[:stop]] = prompt[stop - BLOCK : stop]
-            self.blocks.move_to_end(prompt[:stop])
-            self.state = prompt[:stop]
-
-
 CASES = ("short-prompts", "hits")
-LINES = {  # the report's line of the prefix cache, and the verdict
-    "right": ("9 of 12 hit, all right", Verdict.EXACT),
-    "never-hits": ("never hit in 12 requests that repeat a prefix of up to 264 tokens", Verdict.EXACT),
-    "silent": ("hits are not reported: 12 requests repeat a prefix", Verdict.EXACT),
-    "other-state": ("9 of 12 hit, wrong in ", Verdict.BUG),
-    "border": ("9 of 12 hit, wrong in ", Verdict.BUG),
-    "evicted": ("12 of 12 hit, wrong in 3 of all 12 hits", Verdict.BUG),
+Change = Callable[[Request, Answer], Answer]
+
+
+def off_behind_a_border(request: Request, answer: Answer) -> Answer:
+    """Where what a hit leaves to compute is one whole block."""
+    if answer.cached_tokens != len(request.prompt_token_ids) - 16:
+        return answer
+    return replace(answer, logprobs=tuple(logprob - 1.0 for logprob in answer.logprobs or ()))
+
+
+WAYS: dict[str, tuple[str | Change, str, Verdict]] = {  # a fault or a change, how the report's line begins, the verdict
+    "right": (lambda request, answer: answer, "12 of 13 hit, all right", Verdict.EXACT),
+    "never hits": (
+        "prompts-are-never-published",
+        "never hit in 13 requests that repeat a prefix of up to 264 tokens",
+        Verdict.EXACT,
+    ),
+    "silent": (
+        lambda request, answer: replace(answer, cached_tokens=None),
+        "hits are not reported: 13 requests repeat a prefix",
+        Verdict.EXACT,
+    ),
+    "other state": ("prefix-hit-without-its-state", "9 of 13 hit, wrong in 9 of all 9 hits", Verdict.BUG),
+    "border": (off_behind_a_border, "12 of 13 hit, wrong in 2 of all 12 hits", Verdict.BUG),
+    "evicted": ("evicted-key-still-leads-to-its-block", "12 of 13 hit, wrong in 6 of all 12 hits", Verdict.BUG),
 }
 
 
-@cache
-def checked_way(model: Model, way: str) -> Checked:
-    target = PythonTarget(lambda path, sizes: Caching(way), model.path, at_once=1)
-    return checked_target(model, target, cases=CASES, at_once=1)
-
-
-@pytest.mark.parametrize("way", LINES)
+@pytest.mark.parametrize("way", WAYS)
 def test_the_report_says_how_many_hit_and_whether_they_are_right(model: Model, way: str) -> None:
-    result = checked_way(model, way)
-    report, (line, verdict) = report_of(result), LINES[way]
+    """Of our own engine; with a fault it has 32 blocks, so that some are evicted."""
+    wrong, line, verdict = WAYS[way]
+    if isinstance(wrong, str):
+        with inject(wrong):
+            target = PythonTarget(own("float32", num_blocks=32), model.path, at_once=1)
+            result = checked_target(model, target, cases=CASES, at_once=1)
+    else:
+        result = checked_target(model, Changed(model, wrong, at_once=1), cases=CASES, at_once=1)
+    report = report_of(result)
     assert report.facts["prefix cache"].startswith(line), report.facts
     assert result.total.verdict is verdict
     words = f"the prefix cache ({report.facts['prefix cache']})"
-    assert (words in report.not_tested) == (way in ("never-hits", "silent"))
+    assert (words in report.not_tested) == (way in ("never hits", "silent"))
     causes = [cause for cause in result.total.causes if cause.suspect == SUSPECT]
     assert len(causes) == (verdict is Verdict.BUG)
     for cause in causes:
         assert "requests that hit the prefix cache, right in all" in cause.where
         assert any(cause.line in finding.words for finding in report.findings)
     hits = as_json(report)["figures"]["prefix_hits"]
-    assert hits["repeated"] == 12 and hits["reported"] == (way != "silent")
+    assert hits["repeated"] == 13 and hits["reported"] == (way != "silent")
     assert bool(hits["wrong"]) == (verdict is Verdict.BUG) and set(hits["wrong"]) <= set(hits["hits"])
-    if way == "other-state":
+    if way == "other state":
         assert result.total.causes[0] is causes[0] and causes[0].sure == "likely"
 
 
@@ -151,23 +111,11 @@ def test_counts_that_cannot_be_are_named_and_not_believed() -> None:
     assert "first r2" in words(0, 0, 33, 0, 0)
 
 
-def test_recorded_answers_say_the_same(model: Model, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    result = checked_way(model, "right")
-    with Transcript(path) as transcript:
-        for pair in result.pairs:
-            transcript.append(*pair)
-        transcript.end()
-    again = judged(model, result.abilities, "float32", Transcript(path).pairs())
-    assert report_of(again).facts["prefix cache"] == report_of(result).facts["prefix cache"]
-
-
 SERVED = f"exec:{sys.executable} -m lfm2np.oracle.engines.exec_server lfm2np.suite.adapters:own_float32"
 
 
-@pytest.mark.parametrize("engine", ["engines:chunked", SERVED])
-def test_our_own_engines_report_their_hits(model: Model, engine: str) -> None:
-    target = target_named(engine, model.path, model.config.vocab_size, model.tokenizer, "float32")
+def test_a_process_reports_its_hits(model: Model) -> None:
+    target = target_named(SERVED, model.path, model.config.vocab_size, model.tokenizer, "float32")
     try:
         result = checked_target(model, target, cases=("hits",), at_once=1)
     finally:

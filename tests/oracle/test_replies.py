@@ -46,11 +46,21 @@ def pairs(model: Model) -> list[Pair]:
     return with_tops
 
 
-def judged_total(model: Model, pairs: list[Pair]) -> Total:
-    return judged(model, Abilities("other"), "float32", pairs, known=known_of(model)).total
+Change = Callable[[Answer], Answer]
 
 
-def of_all(change: Callable[[float], float]) -> Callable[[Answer], Answer]:
+@pytest.fixture
+def total_of(model: Model, pairs: list[Pair]) -> Callable[[Change], Total]:
+    """What comes of these answers, each of them changed."""
+
+    def total(change: Change) -> Total:
+        changed = [(request, change(answer)) for request, answer in pairs]
+        return judged(model, Abilities("other"), "float32", changed, known=known_of(model)).total
+
+    return total
+
+
+def of_all(change: Callable[[float], float]) -> Change:
     def changed(answer: Answer) -> Answer:
         prompt = answer.prompt_logprobs
         return replace(
@@ -62,11 +72,11 @@ def of_all(change: Callable[[float], float]) -> Callable[[Answer], Answer]:
     return changed
 
 
-def of_tops(change: Callable[[Row], Row]) -> Callable[[Answer], Answer]:
+def of_tops(change: Callable[[Row], Row]) -> Change:
     return lambda answer: replace(answer, top_logprobs=tuple(map(change, answer.top_logprobs or ())))
 
 
-def of_new(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Callable[[Answer], Answer]:
+def of_new(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Change:
     return lambda answer: replace(answer, logprobs=change(answer.logprobs or ()))
 
 
@@ -75,7 +85,7 @@ def normalised(row: Row) -> Row:
     return {token: value - total for token, value in row.items()}
 
 
-WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
+WAYS: dict[str, tuple[Change, str]] = {
     "base 2": (
         of_all(lambda value: value / math.log(2.0)),
         "the log-probabilities of the new tokens, the alternatives and the prompts' tokens are to base 2, not natural",
@@ -107,24 +117,22 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -> None:
+def test_a_way_of_telling_is_named(total_of: Callable[[Change], Total], name: str) -> None:
     change, words = WAYS[name]
-    result = judged_total(model, [(request, change(answer)) for request, answer in pairs])
+    result = total_of(change)
     assert result.verdict is Verdict.BUG
     assert result.causes[0].sure == "certain" and words in result.reasons[0], result.reasons
 
 
-def test_what_is_reported_correctly_matches_no_way(model: Model, pairs: list[Pair]) -> None:
-    assert judged_total(model, pairs).verdict is Verdict.EXACT
-
-
-def test_a_log_probability_that_no_step_divides_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
+def test_what_is_reported_correctly_or_can_not_be_divided_by_a_step_matches_no_way(
+    total_of: Callable[[Change], Total],
+) -> None:
     """Pinned: an OverflowError, where a mask's lowest float64 was reported."""
-    lowest = of_all(lambda value: -sys.float_info.max)
-    assert judged_total(model, [(request, lowest(answer)) for request, answer in pairs]).verdict is Verdict.BUG
+    assert total_of(lambda answer: answer).verdict is Verdict.EXACT
+    assert total_of(of_all(lambda value: -sys.float_info.max)).verdict is Verdict.BUG
 
 
-def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
+def test_a_bug_is_no_way_of_telling(total_of: Callable[[Change], Total]) -> None:
     """Each token off by something else behind the third new one: a state that is lost. All alternatives say so, too."""
 
     def off(token: int, logprob: float) -> float:
@@ -139,18 +147,18 @@ def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
             top_logprobs=(*(answer.top_logprobs or ())[:3], *tops),
         )
 
-    result = judged_total(model, [(request, worse(answer)) for request, answer in pairs])
+    result = total_of(worse)
     assert result.verdict is Verdict.BUG and "wrong from position 3 on" in result.reasons[0], result.reasons
 
 
-def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: list[Pair]) -> None:
+def test_a_token_that_is_reported_twice_is_judged_twice(total_of: Callable[[Change], Total]) -> None:
     """Its own log-probability is right, the one among the alternatives is not."""
 
     def twice(answer: Answer) -> Answer:
         tops = zip(answer.token_ids or (), answer.top_logprobs or (), strict=True)
         return replace(answer, top_logprobs=tuple({**row, token: row[token] + 0.7} for token, row in tops))
 
-    result = judged_total(model, [(request, twice(answer)) for request, answer in pairs[:2]])
+    result = total_of(twice)
     assert result.verdict is Verdict.BUG
     assert any("tokens have two log-probabilities, first short-prompts-1" in reason for reason in result.reasons)
     assert any("have probabilities that sum above 1, first" in reason for reason in result.reasons)
@@ -164,11 +172,8 @@ def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: lis
     ],
 )
 def test_positive_log_probabilities_get_an_explanation(
-    model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
+    total_of: Callable[[Change], Total], change: Callable[[float], float], words: str
 ) -> None:
-    changed = [
-        (request, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for request, answer in pairs
-    ]
-    result = judged_total(model, changed)
+    result = total_of(of_new(lambda logprobs: tuple(map(change, logprobs))))
     assert result.verdict is Verdict.BUG and words in result.reasons[0]
     assert not any("wrong" in reason for reason in result.reasons)  # all cases are, so that none is a suspect

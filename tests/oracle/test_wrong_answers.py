@@ -45,16 +45,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Verdict, str]] = {  # the way: cases, ve
     "lacks-stops": (SHORT + STOPS, EXACT, ""),
 }
 UNTESTED = ("refuses-stops", "lacks-stops")
-SERVED = (
-    "right",
-    "no-reason",
-    "cut-abort",
-    "cut-length",
-    "cut-filter",
-    "cut-none",
-    "ignores-stops",
-    *UNTESTED,
-)  # by HTTP
+SERVED = ("right", "no-reason", *(f"cut-{way}" for way in ("abort", "length", "filter", "none")), "ignores-stops")
 PROCESSES = ("right", "cut-length", "ignores-stops", "lacks-stops")  # the others are slower to start than to judge
 
 
@@ -83,7 +74,7 @@ def require(result: Checked, way: str) -> None:
     ("route", "way"),
     [
         *(("python", way) for way in TABLE),
-        *(("http", way) for way in SERVED),
+        *(("http", way) for way in (*SERVED, *UNTESTED)),
         *(("exec", way) for way in PROCESSES),
     ],
 )

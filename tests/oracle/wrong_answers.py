@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from http_player import model, playing, said
 
+from lfm2np.oracle.engines.exec_server import serve
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 
 
@@ -43,24 +43,9 @@ def cut(asked: Request, reason: str | None) -> Answer:
     return Answer(ids, finish_reason=reason, logprobs=logprobs, text=model().tokenizer.decode(ids))
 
 
-def left_in_the_text(asked: Request) -> Answer:
-    return replace(right(asked), text=model().tokenizer.decode(right(asked).token_ids))
-
-
-def only_the_text_ends(asked: Request) -> Answer:
-    return replace(whole(asked), text=right(asked).text, finish_reason=right(asked).finish_reason)
-
-
 def one_token_more(asked: Request) -> Answer:
     more, count = whole(asked), min(len(right(asked).token_ids) + 1, asked.max_tokens)
     return replace(right(asked), token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
-
-
-STOPPED = itertools.count()
-
-
-def ignores_every_other_stop(asked: Request) -> Answer:
-    return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
 
 
 def refuses(asked: Request) -> Answer:
@@ -69,6 +54,7 @@ def refuses(asked: Request) -> Answer:
     return right(asked)
 
 
+STOPPED = itertools.count()
 WAYS: dict[str, Callable[[Request], Answer]] = {
     "right": right,
     "no-reason": partial(ended, reason=None),
@@ -81,9 +67,11 @@ WAYS: dict[str, Callable[[Request], Answer]] = {
     "error": lambda asked: cut(asked, "error") if len(asked.prompt_token_ids) > 3 else right(asked),
     "ignores-stops": whole,
     "ignores-stops-without-text": lambda asked: replace(whole(asked), text=None),
-    "ignores-every-other-stop": ignores_every_other_stop,
-    "left-in-the-text": left_in_the_text,
-    "only-the-text-ends": only_the_text_ends,
+    "ignores-every-other-stop": lambda asked: right(asked) if asked.stop and next(STOPPED) % 2 else whole(asked),
+    "left-in-the-text": lambda asked: replace(right(asked), text=model().tokenizer.decode(right(asked).token_ids)),
+    "only-the-text-ends": lambda asked: replace(
+        right(asked), token_ids=whole(asked).token_ids, logprobs=whole(asked).logprobs
+    ),
     "one-token-more": one_token_more,
     "refuses-stops": refuses,
     "lacks-stops": whole,
@@ -104,36 +92,6 @@ class Wrong:
         if request.params.temperature:
             raise ValueError("greedy only")
         return self.way(asked_of(request.prompt_token_ids, request.max_tokens, request.params.stop))
-
-
-def serve_lines(way: str) -> None:
-    """The protocol of exec: on standard input and output."""
-    requests: list[dict[str, Any]] = []
-    for line in sys.stdin:
-        fields = json.loads(line)
-        if fields["kind"] == "hello":
-            hello: dict[str, Any] = {"kind": "hello", "protocol": 2, "engine": way, "logprobs": True, "top_logprobs": 0}
-            stops = {} if way == "lacks-stops" else {"stops": True}
-            say({**hello, "prompt_logprobs": False, "at_once": 4, "abort": False, **stops})
-        elif fields["kind"] == "request":
-            requests.append(fields)
-        elif fields["kind"] == "run":
-            for request in requests:
-                say({"kind": "answer", "request_id": request["request_id"], **line_of(way, request)})
-            requests = []
-
-
-def line_of(way: str, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        answer = WAYS[way](asked_of(request["prompt_token_ids"], request["max_tokens"], request.get("stop")))
-    except ValueError as problem:
-        return {"error": str(problem)}
-    fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs, "text": answer.text}
-    return fields if answer.finish_reason is None else {**fields, "finish_reason": answer.finish_reason}
-
-
-def say(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
 
 
 @contextlib.contextmanager
@@ -158,4 +116,4 @@ def serving(way: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    serve_lines(sys.argv[1])
+    serve(lambda path, sizes: Wrong(sys.argv[1]))

@@ -10,14 +10,14 @@ from typing import Any
 
 import dialects
 import pytest
-from http_player import play_llama, play_mlx, play_sglang, play_vllm, request_of
+from http_player import PLAYS, TELLING, reply_of, request_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.dialects import CHATS, DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, split_choices
+from lfm2np.oracle.engines.dialects import CHATS, DIALECTS, LLAMA_CPP, SGLANG, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect, split_choices
 
 COUNT = 5
 (CHAT,) = CHATS
@@ -147,22 +147,13 @@ def test_a_chats_calls_come_together_by_their_index_and_its_texts_grow() -> None
 
 
 REQUEST = request_of("a", prompt_logprobs=0)
-PLAYS = {
-    "vllm": (VLLM, play_vllm),
-    "sglang": (SGLANG, play_sglang),
-    "llama.cpp": (LLAMA_CPP, play_llama),
-    "text": (TEXT, play_mlx),
-}
 ROUTES = {"routes"}  # of mixtures; the servers that are played have none
 
 
-@pytest.fixture(params=PLAYS)
+@pytest.fixture(params=TELLING)
 def spoken(request: pytest.FixtureRequest) -> tuple[Dialect, dict[str, Any]]:
     """A dialect, and a response with all that it may hold."""
-    dialect, play = PLAYS[request.param]
-    reply = play(dialect.path, dialect.request(REQUEST, Extras()))
-    assert reply is not None
-    return dialect, reply
+    return PLAYS[request.param][0], reply_of(request.param, REQUEST)
 
 
 @pytest.mark.rounding

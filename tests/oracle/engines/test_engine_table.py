@@ -39,7 +39,7 @@ def record(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
-def test_a_recipe_is_whole(recipe: Recipe, variant: Variant):
+def test_a_recipe_is_whole_and_names_nothing_of_this_machine(recipe: Recipe, variant: Variant):
     assert recipe.pins
     assert set(recipe.shown) <= {*recipe.pins, *recipe.programs, "gguf"}
     assert {variant.expected, variant.finds} <= {*OUTCOMES.values(), "untold", ""}
@@ -49,11 +49,7 @@ def test_a_recipe_is_whole(recipe: Recipe, variant: Variant):
         assert (HERE / name).exists()
     if variant.report:
         assert {"issue.md", "reproduce.py"} <= {path.name for path in (HERE / "reports" / variant.report).iterdir()}
-
-
-@pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
-def test_the_command_that_is_shown_is_filled_in_and_names_nothing_of_this_machine(recipe: Recipe, variant: Variant):
-    for minutes in (0.0, 1.0) if variant.fuzz is not None else (0.0,):
+    for minutes in (0.0, 1.0) if variant.fuzz is not None else (0.0,):  # the command that is shown
         command = shown(Job(recipe, variant, variant.formats[0], 1, fuzz_minutes=minutes))
         assert "{" not in command
         assert str(HERE) not in command

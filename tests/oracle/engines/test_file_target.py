@@ -13,16 +13,16 @@ from answering import answers_to
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, request_as_json
 from lfm2np.oracle.engines.target import Target, TargetError
+from lfm2np.oracle.workloads import noted
 
+TAGS = {"border": 16, "of": (1, 2), "prefix": "warm", "seen": 8}
 PAIRS = [
     (
-        greedy(
-            "a", (1, 2), 2, case="case", prompt_text="x\u2028y\n", prompt_logprobs=0, tags={"border": 16, "of": (1, 2)}
-        ),
-        Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
+        greedy("a", (1, 2), 2, case="case", prompt_text="x\u2028y\n", prompt_logprobs=0, tags=TAGS),
+        Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length", cached_tokens=1),
     ),
     (greedy("b", (1,), 1, case="case"), failed("it died")),
     (greedy("c", (3,), 1, case="case"), Answer((), finish_reason="abort")),
@@ -70,6 +70,7 @@ def test_every_line_is_there_before_append_returns_and_is_read_as_it_was(tmp_pat
         again = Transcript(tmp_path / "run.jsonl")
         assert [answer for _, answer in again.pairs()] == [answer for _, answer in PAIRS[:count]]
         assert again.known(pair[0]) == pair[1]
+        assert again.pairs()[0][0].tags == {"case": "case", **TAGS, "of": [1, 2]}
         transcript.close()  # the next opens it again
     other = greedy("b", (1, 9), 1, case="case")  # of several answers to an id the last stands
     transcript.append(other, Answer((4,)))
@@ -80,9 +81,10 @@ def test_every_line_is_there_before_append_returns_and_is_read_as_it_was(tmp_pat
 
 
 def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
+    """Also to one of which its place in the plan is noted: a file may be of before there were such notes."""
     transcript = Transcript(path)
-    request = PAIRS[1][0]
-    assert transcript.known(request) is not None
+    (trace,) = noted([Trace((PAIRS[1][0],))])
+    assert transcript.known(PAIRS[1][0]) == transcript.known(trace.requests[0]) == PAIRS[1][1]
     assert transcript.known(greedy("z", (1,), 1, case="case")) is None
     for other in (
         greedy("b", (1,), 1, case="other"),

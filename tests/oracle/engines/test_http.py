@@ -1,7 +1,6 @@
 """http://HOST:PORT: many requests together, cancelled ones, what servers in each dialect reveal; and servers that do
 everything wrong."""
 
-import copy
 import json
 import socket
 import threading
@@ -13,16 +12,16 @@ import pytest
 from answering import answers_to
 from engines import checked_target
 from http_player import (
+    PLAYS,
+    TELLING,
     TEXTS,
     Handler,
     Player,
     computed,
     model,
-    play_llama,
-    play_mlx,
-    play_sglang,
     play_vllm,
     playing,
+    reply_of,
     request_of,
     target_of,
 )
@@ -34,7 +33,7 @@ from lfm2np.oracle.check import judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines import http_client
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
+from lfm2np.oracle.engines.dialects.dialect import Extras
 from lfm2np.oracle.engines.http_target import HttpTarget, read_answer
 from lfm2np.oracle.engines.records import (
     BROKEN,
@@ -64,13 +63,13 @@ def vllm() -> Iterator[Player]:
         yield player
 
 
-def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -> Answer:
+def spoiled(player: Player, trouble: Callable[[Handler], Any], is_streamed: bool = False, **options: Any) -> Answer:
     """The answer of a server that was right when it was probed."""
     target = target_of(player, **options)
     target.probe()
     player.seen.clear()
     player.trouble = lambda handler: trouble(handler) or True
-    (answer,) = answers_to(target, [request_of("a")])
+    (answer,) = answers_to(target, [request_of("a", streamed=is_streamed)])
     return answer
 
 
@@ -160,75 +159,55 @@ def break_off(handler: Handler) -> None:
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        lambda handler: handler.server.freed.wait(),
-        lambda handler: drip(handler, b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
-        lambda handler: drip(handler, JSON_HEAD),
-        lambda handler: drip(handler, JSON_HEAD + b"{}"),
-    ],
-)
-def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable[[Handler], Any]) -> None:
-    answer = spoiled(vllm, trouble, timeout=SHORT)
-    assert answer == failed(f"no complete answer within {SHORT:g} s", HANG)
-    assert len(vllm.seen) == 1  # slowness is not tried again
+EVENT_HEAD, FLOOD = JSON_HEAD.replace(b"application/json", b"text/event-stream"), b" " * 2**16
+Trouble = Callable[[Handler], Any]
+SLOW: list[Trouble] = [
+    lambda h: h.server.freed.wait(),
+    lambda h: drip(h, b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"),
+    lambda h: drip(h, JSON_HEAD),
+    lambda h: drip(h, JSON_HEAD + b"{}"),
+]
+ENDLESS: list[Trouble] = [
+    lambda h: drip(h, JSON_HEAD, FLOOD),
+    lambda h: drip(h, JSON_HEAD.replace(b"200 OK", b"500 No"), FLOOD),
+    lambda h: h.say(FLOOD),
+]
+ENDLESS_STREAMS: list[Trouble] = [
+    lambda h: drip(h, EVENT_HEAD, FLOOD),
+    lambda h: drip(h, EVENT_HEAD, FLOOD + b"\n"),
+]
+TOO_MUCH = "a response of more than 20000 bytes: expected fewer, and an end"
+TROUBLES: list[tuple[Trouble, str, str]] = [
+    *((trouble, f"no complete answer within {SHORT:g} s", HANG) for trouble in SLOW),
+    *((trouble, TOO_MUCH, NO_ANSWER) for trouble in (*ENDLESS, *ENDLESS_STREAMS)),
+    (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine", BROKEN),
+    (lambda h: h.say(b'{"choices": ['), "not JSON", NO_ANSWER),
+    (lambda h: h.say(b"[1]"), "a JSON array, expected an object", NO_ANSWER),
+    (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8", NO_ANSWER),
+    (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice", NO_ANSWER),
+    (lambda h: h.say(b"<html>", Content_Type="text/html"), "text/html: expected application/json", NO_ANSWER),
+    (lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500), "HTTP 500: out of blocks", FAILED),
+    (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]', REFUSED),
+    (lambda h: h.say(b"", 404), "HTTP 404: without a message", REFUSED),
+    (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY", REFUSED),
+    (lambda h: h.say({}, 307, Location="http://else.where/"), "HTTP 307: to http://else.where/, expected", REFUSED),
+]
 
 
-def test_what_was_cut_off_is_not_parsed(vllm: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned: that took longer than the timeout, where much had come."""
-    target = target_of(vllm, timeout=SHORT)
-    target.probe()
-    monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
-    vllm.trouble = lambda handler: drip(handler, JSON_HEAD) or True
-    assert answers_to(target, [request_of("a")]) == [failed(f"no complete answer within {SHORT:g} s", HANG)]
-
-
-FLOOD = b" " * 2**16
-EVENT_HEAD = JSON_HEAD.replace(b"application/json", b"text/event-stream")
-
-
-@pytest.mark.parametrize(
-    ("trouble", "more"),
-    [
-        (lambda h: drip(h, JSON_HEAD, FLOOD), {}),
-        (lambda h: drip(h, JSON_HEAD.replace(b"200 OK", b"500 No"), FLOOD), {}),
-        (lambda h: h.say(FLOOD), {}),
-        (lambda h: drip(h, EVENT_HEAD, FLOOD), {"streamed": True}),
-        (lambda h: drip(h, EVENT_HEAD, FLOOD + b"\n"), {"streamed": True}),
-    ],
-)
-def test_a_response_without_an_end_is_cut_off_before_it_fills_the_memory(
-    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Handler], Any], more: dict[str, bool]
+@pytest.mark.parametrize(("trouble", "error", "kind"), TROUBLES)
+def test_a_server_that_is_slow_endless_or_wrong_is_cut_off_with_an_error_that_says_so(
+    vllm: Player, monkeypatch: pytest.MonkeyPatch, trouble: Trouble, error: str, kind: str
 ) -> None:
-    target = target_of(vllm, timeout=5.0)
-    target.probe()
-    monkeypatch.setattr(http_client, "MOST_BYTES", 20_000)
-    vllm.trouble = lambda handler: trouble(handler) or True
-    (answer,) = answers_to(target, [request_of("a", **more)])
-    assert answer == failed("a response of more than 20000 bytes: expected fewer, and an end", NO_ANSWER)
+    """Pinned: what had come of a slow one was parsed, which took longer than the timeout, where much had."""
 
+    def limited(handler: Handler) -> None:
+        monkeypatch.setattr(http_client, "MOST_BYTES", 20_000)
+        if kind == HANG:
+            monkeypatch.setattr(http_client, "parse_reply", lambda *_: pytest.fail("parsed"))
+        trouble(handler)
 
-@pytest.mark.parametrize(
-    ("trouble", "error", "kind"),
-    [
-        (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine", BROKEN),
-        (lambda h: h.say(b'{"choices": ['), "not JSON", NO_ANSWER),
-        (lambda h: h.say(b"[1]"), "a JSON array, expected an object", NO_ANSWER),
-        (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8", NO_ANSWER),
-        (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice", NO_ANSWER),
-        (lambda h: h.say(b"<html>", Content_Type="text/html"), "text/html: expected application/json", NO_ANSWER),
-        (lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500), "HTTP 500: out of blocks", FAILED),
-        (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]', REFUSED),
-        (lambda h: h.say(b"", 404), "HTTP 404: without a message", REFUSED),
-        (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY", REFUSED),
-        (lambda h: h.say({}, 307, Location="http://else.where/"), "HTTP 307: to http://else.where/, expected", REFUSED),
-    ],
-)
-def test_an_invalid_answer_is_an_error_that_says_so(
-    vllm: Player, trouble: Callable[[Handler], Any], error: str, kind: str
-) -> None:
-    answer = spoiled(vllm, trouble)
+    is_streamed = trouble in ENDLESS_STREAMS
+    answer = spoiled(vllm, limited, is_streamed, **({"timeout": SHORT} if kind == HANG else {}))
     assert answer.error is not None and error in answer.error and answer == failed(answer.error, kind)
     assert len(vllm.seen) == 1  # nothing of this is tried again
 
@@ -330,6 +309,9 @@ def test_what_was_answered_before_a_server_went_is_kept(vllm: Player) -> None:
 
 
 def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
     vllm.trouble = lambda handler: handler.say(b"<html>", Content_Type="text/html") or True
     with pytest.raises(TargetError, match=r"no known dialect: vllm .*text/html.*; text "):
         target_of(vllm).probe()
@@ -390,37 +372,26 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert abilities.refused[1] in report_of(result).facts["probed as"]
 
 
-def test_a_server_that_returns_text_only_is_asked_in_text_and_has_to_give_one(vllm: Player) -> None:
+def test_a_server_that_takes_text_only_gets_no_prompt_without_one() -> None:
     with playing("text") as player:
         (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
     assert answer.error is not None and "prompt_text" in answer.error
-    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
-    with pytest.raises(TargetError, match="text 5: expected text"):
-        target_of(vllm).probe()
 
 
-def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
-    for name in ("vllm", "sglang", "llama.cpp"):
-        with playing(name) as player:
-            answers_to(target_of(player), [request_of("a", cold=True)])
-        body = player.seen[-1][2]
-        sampling = body.get("sampling_params", body)
+def test_requests_are_greedy_without_penalties_unless_they_have_a_stop_string_or_a_seed() -> None:
+    """And llama.cpp may stop."""
+    drawn = request_of("s", stop="end", seed=7, temperature=1.0)
+    for dialect in (VLLM, SGLANG, LLAMA_CPP):
+        body, other = (dialect.request(each, Extras()) for each in (request_of("a", cold=True), drawn))
+        sampling, others = body.get("sampling_params", body), other.get("sampling_params", other)
         assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
         assert sampling.get("repetition_penalty", sampling.get("repeat_penalty")) == 1.0
-        assert sampling["ignore_eos"] is (name != "llama.cpp")
-        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (name == "vllm")
-
-
-def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
-    request = request_of("s", stop="end", seed=7, temperature=1.0)
-    for dialect in (VLLM, LLAMA_CPP):
-        body = dialect.request(request, Extras())
-        assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
-    assert SGLANG.request(request, Extras())["sampling_params"]["stop"] == ["end"]
+        assert sampling["ignore_eos"] is (dialect is not LLAMA_CPP)
+        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (dialect is VLLM)
+        assert others["stop"] == ["end"] and not {"stop", "seed"} & sampling.keys()
+        assert not dialect.takes_seeds or (others["seed"], others["temperature"]) == (7, 1.0)
     assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
     assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
-    plain = VLLM.request(request_of("s"), Extras())
-    assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
 
 def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
@@ -480,6 +451,8 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
     (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
     (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
+    (lambda c: next(iter(c["prompt_logprobs"][3].values())).update(logprob=1.0), "log-probability 1.0: expected at mo"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0.5] * 4), "log-probability 0.5: expected at most 0"),
     (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
 ]
 OF_SGLANG: list[tuple[Spoil, str]] = [
@@ -499,34 +472,30 @@ OF_LLAMA: list[tuple[Spoil, str]] = [
     ),
 ]
 SPOILED = [
-    *((VLLM, play_vllm, lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
-    *((SGLANG, play_sglang, lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
-    *((LLAMA_CPP, play_llama, lambda reply: reply, *row) for row in OF_LLAMA),
+    *(("vllm", lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
+    *(("sglang", lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
+    *(("llama.cpp", lambda reply: reply, *row) for row in OF_LLAMA),
 ]
 
 
-def reply_of(dialect: Dialect, play: Any, request: Request) -> dict[str, Any]:
-    return copy.deepcopy(play(dialect.path, dialect.request(request, Extras())))
-
-
-@pytest.mark.parametrize(("dialect", "play", "inner", "spoil", "error"), SPOILED)
+@pytest.mark.parametrize(("name", "inner", "spoil", "error"), SPOILED)
 def test_an_answer_that_cannot_be_true_names_its_field(
-    dialect: Dialect, play: Any, inner: Callable[[Any], Any], spoil: Spoil, error: str
+    name: str, inner: Callable[[Any], Any], spoil: Spoil, error: str
 ) -> None:
     request = request_of("a", prompt_logprobs=0)
-    reply = reply_of(dialect, play, request)
-    assert read_and_judged(dialect, reply, request).error is None
+    reply = reply_of(name, request)
+    assert read_and_judged(name, reply, request).error is None
     spoil(inner(reply))
-    assert error in why_not(dialect, reply, request)
+    assert error in why_not(name, reply, request)
 
 
-def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:
-    return validate(request, read_answer(request, dialect.read(reply, request)), 512)
+def read_and_judged(name: str, reply: dict[str, Any], request: Request) -> Answer:
+    return validate(request, read_answer(request, PLAYS[name][0].read(reply, request)), 512)
 
 
-def why_not(dialect: Dialect, reply: dict[str, Any], request: Request) -> str:
+def why_not(name: str, reply: dict[str, Any], request: Request) -> str:
     try:
-        return read_and_judged(dialect, reply, request).error or "nothing"
+        return read_and_judged(name, reply, request).error or "nothing"
     except RequestError as problem:
         return str(problem)
 
@@ -536,20 +505,16 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-PLAYED = ((VLLM, play_vllm), (SGLANG, play_sglang), (LLAMA_CPP, play_llama), (TEXT, play_mlx))
 
 
 @pytest.mark.slow
-@given(st.sampled_from(PLAYED), st.data())
-def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
-    played: tuple[Dialect, Any], data: st.DataObject
-) -> None:
-    dialect, play = played
+@given(st.sampled_from(TELLING), st.data())
+def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(name: str, data: st.DataObject) -> None:
     request = request_of("a", prompt_logprobs=0)
-    reply = reply_of(dialect, play, request)
+    reply = reply_of(name, request)
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)
-    why = why_not(dialect, json.loads(json.dumps(reply)), request)
+    why = why_not(name, json.loads(json.dumps(reply)), request)
     assert why and why.isprintable()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,32 +77,14 @@ class Raising(Counting):
         return super().generate(requests)
 
 
-class Odd(Counting):
-    """Its answers are what no answer should be, by the first token of the prompt."""
+def saying(says: Callable[[Sequence[Request], list[list[Answer]]], Any]) -> PythonTarget:
+    """An engine that returns this, of the requests and what it would answer."""
 
-    def generate(self, requests: Sequence[Request]) -> Any:
-        kinds: dict[int, Any] = {
-            1: [Answer((1,), logprobs=(float("nan"),))],
-            2: [],
-            3: [Answer((1,), logprobs=(-1.0, -1.0))],
-            4: [Answer(("one",))],  # type: ignore[arg-type]
-            5: [Answer((1,), finish_reason="error")],
-            6: None,
-            7: [Answer((-1,))],
-            9: Answer((1,)),
-            10: [{"token_ids": (1,)}],
-        }
-        return [kinds.get(request.prompt_token_ids[0], [Answer((1,), finish_reason="length")]) for request in requests]
+    class Saying(Counting):
+        def generate(self, requests: Sequence[Request]) -> Any:
+            return says(requests, super().generate(requests))
 
-
-class Short(Counting):
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        return super().generate(requests)[:1]
-
-
-class Silent(Counting):
-    def generate(self, requests: Sequence[Request]) -> Any:
-        return None
+    return PythonTarget(Saying, "model")
 
 
 class Stepping:
@@ -264,27 +246,37 @@ def test_generate_that_fails_for_several_is_an_error_of_all() -> None:
     expected = "put together with 1 others: IndexError: 70 wants to be alone"
     assert answers_to(target_of("Raising"), lonely) == [failed(expected)] * 2
     assert answers_to(target_of("Raising"), lonely[:1]) == [Answer((0, 1), finish_reason="length")]
-    assert answers_to(target_of("Short"), REQUESTS) == [failed("1 answers to 3 requests")] * 3
-    with pytest.raises(TargetError, match="TypeError: NoneType, expected for each request a list of its n Answers"):
-        target_of("Silent").probe()
+    short, silent = saying(lambda requests, right: right[:1]), saying(lambda requests, right: None)
+    assert answers_to(short, REQUESTS) == [failed("1 answers to 3 requests")] * 3
+    with pytest.raises(TargetError, match=f"TypeError: NoneType, {A_LIST}"):
+        silent.probe()
 
 
-def test_an_invalid_answer_is_an_error() -> None:
-    requests = [greedy(str(first), (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 8)]
-    first, *odd, last = answers_to(target_of("Odd"), requests)
-    assert (first.error, last.error) == (None, None)
-    expected = [
-        ("logprobs[0] nan", IMPOSSIBLE),
-        ("0 samples, expected 1", IMPOSSIBLE),
-        ("2 entries for 1", NO_ANSWER),
-        ("token_ids[0] 'one'", NO_ANSWER),
-        ("finish_reason error", FAILED),
-        ("no answers: TypeError: NoneType, expected for each request a list of its n Answers", NO_ANSWER),
-        ("token_ids[0] -1", IMPOSSIBLE),
-        ("no answers: TypeError: Answer, expected for each request a list of its n Answers", NO_ANSWER),
-        ("no answer: dict, expected an Answer, or what has its fields", NO_ANSWER),
-    ]
-    for answer, (error, kind) in zip(odd, expected, strict=True):
+A_LIST = "expected for each request a list of its n Answers"
+ODD: list[tuple[Any, str, str]] = [  # what no engine should give for a request
+    ([Answer((1,), logprobs=(float("nan"),))], "logprobs[0] nan", IMPOSSIBLE),
+    ([], "0 samples, expected 1", IMPOSSIBLE),
+    ([Answer((1,), logprobs=(-1.0, -1.0))], "2 entries for 1", NO_ANSWER),
+    ([Answer(("one",))], "token_ids[0] 'one'", NO_ANSWER),  # type: ignore[arg-type]
+    ([Answer((1,), finish_reason="error")], "finish_reason error", FAILED),
+    (None, f"no answers: TypeError: NoneType, {A_LIST}", NO_ANSWER),
+    ([Answer((-1,))], "token_ids[0] -1", IMPOSSIBLE),
+    (Answer((1,)), f"no answers: TypeError: Answer, {A_LIST}", NO_ANSWER),
+    ([{"token_ids": (1,)}], "no answer: dict, expected an Answer, or what has its fields", NO_ANSWER),
+]
+
+
+def test_an_invalid_answer_is_an_error_of_its_request_alone() -> None:
+    """By the first token of its prompt; the first and the last are right."""
+    given = {number: row[0] for number, row in enumerate(ODD, 1)}
+
+    def says(requests: Sequence[Request], right: list[list[Answer]]) -> list[Any]:
+        return [given.get(each.prompt_token_ids[0], some) for each, some in zip(requests, right, strict=True)]
+
+    requests = [greedy(str(number), (number,), 1) for number in range(len(ODD) + 2)]
+    first, *odd, last = answers_to(saying(says), requests)
+    assert first == last == Answer((0,), finish_reason="length")
+    for answer, (_, error, kind) in zip(odd, ODD, strict=True):
         assert answer.error is not None and error in answer.error
         assert answer == failed(answer.error, kind)
 
@@ -314,24 +306,6 @@ def test_an_engine_that_never_ends_is_given_up() -> None:
     assert lost.kind == HANG and str(lost.error).startswith("not finished after")
 
 
-class Telling(Counting):
-    """Level a, which tells log-probabilities in its own way."""
-
-    def __init__(self, model: str, sizes: dict[str, Any], way: str = "") -> None:
-        super().__init__(model, sizes)
-        self.way = way
-
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        """nan: those that are wanted are no numbers; refused: takes no wish for them; empty: none of prompts."""
-        (wanted,) = {(each.params.logprobs, each.params.prompt_logprobs) != (None, None) for each in requests}
-        if self.way == "refused" and wanted:
-            raise ValueError("no log-probabilities")
-        answers = [answer for (answer,) in super().generate(requests)]
-        if self.way == "nan" and wanted:
-            answers = [replace(answer, logprobs=(float("nan"),) * answer.num_tokens) for answer in answers]
-        return [[replace(answer, prompt_logprobs=() if self.way == "empty" else None)] for answer in answers]
-
-
 @pytest.mark.parametrize(
     ("way", "tells_logprobs", "is_refuted"), [("nan", True, True), ("refused", False, False), ("empty", False, False)]
 )
@@ -339,7 +313,16 @@ def test_what_an_engine_refuses_is_not_wished_for_and_impossible_numbers_are_no_
     way: str, tells_logprobs: bool, is_refuted: bool
 ) -> None:
     """Else an engine whose log-probabilities are all NaN would be one that reports none."""
-    target = PythonTarget(lambda model, sizes: Telling(model, sizes, way), "model")
+
+    def telling(requests: Sequence[Request], right: list[list[Answer]]) -> list[list[Answer]]:
+        """nan: those that are wanted are no numbers; refused: takes no wish for them; empty: none of prompts."""
+        (wanted,) = {(each.params.logprobs, each.params.prompt_logprobs) != (None, None) for each in requests}
+        if way == "refused" and wanted:
+            raise ValueError("no log-probabilities")
+        nans = {"logprobs": (float("nan"),) * right[0][0].num_tokens} if way == "nan" and wanted else {}
+        return [[replace(answer, prompt_logprobs=() if way == "empty" else None, **nans)] for (answer,) in right]
+
+    target = saying(telling)
     abilities = target.probe()
     assert (abilities.tells_logprobs, abilities.tells_prompt_logprobs) == (tells_logprobs, way == "nan")
     answers = answers_to(target, [REQUESTS[0], changed(REQUESTS[1], prompt_logprobs=0)])

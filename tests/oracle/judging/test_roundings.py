@@ -28,10 +28,6 @@ FLOAT8 = sorted(
 )  # 448 is the last: the code above it is NaN
 
 
-def by_hand(row: Sequence[Any], size: int, rounding: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    return [value for start in range(0, len(row), size) for value in rounding(row[start : start + size])]
-
-
 def q8_0(block: Sequence[Any]) -> list[Any]:
     step = F32(max(map(abs, block))) / F32(127)
     codes = [round(float(value / step)) if step else 0 for value in block]
@@ -87,7 +83,8 @@ def test_each_number_is_what_the_definition_says(
     found: Callable[[Any], Any], size: int, expected: Callable[[Sequence[Any]], list[Any]], row: list[float]
 ) -> None:
     values = np.array(row, F32)
-    assert np.array_equal(found(values), np.array(by_hand(list(values), size, expected), F32))
+    by_hand = [value for start in range(0, len(row), size) for value in expected(list(values)[start : start + size])]
+    assert np.array_equal(found(values), np.array(by_hand, F32))
     twice = found(np.stack([values, values[::-1]]))
     assert np.array_equal(twice[0], found(values)) and np.array_equal(twice[1], found(values[::-1].copy()))
 

@@ -198,13 +198,9 @@ def with_a_tie(model: Model, folder: Path) -> Model:
     bias = widen(open_checkpoint(model.path, model.config)[name].values, "F32")
     bias[first] += np.float32(scores[row, layer, last] - scores[row, layer, first]) - np.float32(6e-8)
     (folder / "config.json").write_bytes((model.path / "config.json").read_bytes())
-    save_file({**load_all(model), name: bias}, folder / "model.safetensors")
+    tensors = {name: widen(each.values, each.dtype) for name, each in open_checkpoint(model.path, model.config).items()}
+    save_file({**tensors, name: bias}, folder / "model.safetensors")
     return lfm2np.load(folder)
-
-
-def load_all(model: Model) -> dict[str, np.ndarray]:
-    """All tensors, as float32."""
-    return {name: widen(value.values, value.dtype) for name, value in open_checkpoint(model.path, model.config).items()}
 
 
 def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> None:

@@ -133,95 +133,55 @@ def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:
     return [int(integer) for integer in np.random.default_rng(seed).integers(10, vocabulary, length)]
 
 
-def engine(model: Model, **options: object) -> RecordedEngine:
-    return RecordedEngine(model, **({"block_size": 4, "prefix_caching": False} | options))
+Asked = tuple[list[int], int] | tuple[list[int], int, dict[str, Any]]
 
 
-def in_chunks(model: Model) -> RecordedEngine:
-    run = engine(model, max_num_batched_tokens=5)
-    run.add("a", prompt(1, 13), 5)
-    return run
+def run_of(*requests: Asked, is_apart: bool = False, **sizes: Any) -> Callable[[Model], RecordedEngine]:
+    """Requests a, b and c: their prompts, numbers of new tokens, and more parameters. `is_apart`: one after another."""
+
+    def build(model: Model) -> RecordedEngine:
+        run = RecordedEngine(model, **{"block_size": 4, "prefix_caching": False, **sizes})
+        for name, (ids, new, *more) in zip("abc", requests, strict=False):
+            run.add(name, ids, new, **dict(*more))
+            if is_apart:
+                run.run()
+        return run
+
+    return build
 
 
-def token_by_token(model: Model) -> RecordedEngine:
-    run = engine(model, max_num_batched_tokens=1)
-    run.add("a", prompt(1, 6), 3)
-    return run
+BEGIN, LONG_BEGIN = prompt(9, 8), prompt(9, 24, 44)
+THRICE = {"n": 3, "temperature": 2.0, "seed": 1}
+DRAFTS: dict[str, Any] = {"drafter": ScriptedDrafter({"a": prompt(7, 12)}), "num_speculative_tokens": 3}
+WITH_A_PREFIX = (BEGIN + prompt(1, 5), 3), (BEGIN + prompt(2, 4), 3)
+RUNS = {
+    "in chunks": run_of((prompt(1, 13), 5), max_num_batched_tokens=5),
+    "token by token": run_of((prompt(1, 6), 3), max_num_batched_tokens=1),
+    "with neighbours": run_of((prompt(0, 9), 2), (prompt(1, 5), 4), (prompt(2, 7), 6)),
+    "one after another": run_of((prompt(1, 9), 3), (prompt(2, 6), 3), (prompt(3, 1), 3), max_num_seqs=1),
+    "after a hit": run_of(*WITH_A_PREFIX, is_apart=True, prefix_caching=True, max_num_batched_tokens=20),
+    "a shared prefix": run_of(*WITH_A_PREFIX, prefix_caching=True),
+    "at length": run_of((prompt(1, 90), 3), block_size=16, max_num_batched_tokens=48),
+    "sampled thrice": run_of((prompt(1, 9), 4, THRICE)),
+    "wrong drafts": run_of((prompt(1, 9), 8), **DRAFTS),
+    # past an LFM3's window, of 16 positions
+    "window, in chunks": run_of((prompt(1, 33, 44), 12), (prompt(2, 29, 44), 12), max_num_batched_tokens=10),
+    "window, sampled thrice": run_of((prompt(1, 26, 44), 6, THRICE)),
+    # the pool of the layers with a window is small: what b would need of its prefix there is gone
+    "window, a lost prefix": run_of(
+        (LONG_BEGIN + prompt(1, 40, 44), 3),
+        (LONG_BEGIN + prompt(2, 6, 44), 3),
+        is_apart=True,
+        prefix_caching=True,
+        num_window_blocks=14,
+        max_num_batched_tokens=20,
+    ),
+}
 
 
-def with_neighbours(model: Model) -> RecordedEngine:
-    run = engine(model)
-    for index, length in enumerate((9, 5, 7)):
-        run.add("abc"[index], prompt(index, length), 2 + 2 * index)
-    return run
-
-
-def one_after_another(model: Model) -> RecordedEngine:
-    run = engine(model, max_num_seqs=1)
-    for index, length in enumerate((9, 6, 1)):
-        run.add("abc"[index], prompt(index + 1, length), 3)
-    return run
-
-
-def after_a_prefix_hit(model: Model) -> RecordedEngine:
-    run = engine(model, prefix_caching=True, max_num_batched_tokens=20)
-    run.add("a", prompt(9, 8) + prompt(1, 5), 3)
-    run.run()
-    run.add("b", prompt(9, 8) + prompt(2, 4), 3)
-    return run
-
-
-def with_a_shared_prefix(model: Model) -> RecordedEngine:
-    run = engine(model, prefix_caching=True)
-    run.add("a", prompt(9, 8) + prompt(1, 5), 3)
-    run.add("b", prompt(9, 8) + prompt(2, 4), 3)
-    return run
-
-
-def at_length(model: Model) -> RecordedEngine:
-    run = engine(model, block_size=16, max_num_batched_tokens=48)
-    run.add("a", prompt(1, 90), 3)
-    return run
-
-
-def sampled_thrice(model: Model) -> RecordedEngine:
-    run = engine(model)
-    run.add("a", prompt(1, 9), 4, n=3, temperature=2.0, seed=1)
-    return run
-
-
-def with_wrong_drafts(model: Model) -> RecordedEngine:
-    run = engine(model, drafter=ScriptedDrafter({"a": prompt(7, 12)}), num_speculative_tokens=3)
-    run.add("a", prompt(1, 9), 8)
-    return run
-
-
-# --- past an LFM3's window, of 16 positions
-
-
-def past_the_window_in_chunks(model: Model) -> RecordedEngine:
-    run = engine(model, max_num_batched_tokens=10)
-    run.add("a", prompt(1, 33, 44), 12)
-    run.add("b", prompt(2, 29, 44), 12)
-    return run
-
-
-def past_the_window_sampled_thrice(model: Model) -> RecordedEngine:
-    run = engine(model)
-    run.add("a", prompt(1, 26, 44), 6, n=3, temperature=2.0, seed=1)
-    return run
-
-
-def past_the_window_after_a_lost_prefix(model: Model) -> RecordedEngine:
-    """The pool of the layers with a window is small: what b would need of its prefix there is gone."""
-    run = engine(model, prefix_caching=True, num_window_blocks=14, max_num_batched_tokens=20)
-    run.add("a", prompt(9, 24, 44) + prompt(1, 40, 44), 3)
-    run.run()
-    run.add("b", prompt(9, 24, 44) + prompt(2, 6, 44), 3)
-    return run
-
-
-def rows_of(run: RecordedEngine, request: str) -> Recorded:
-    run.run()
+def rows_of(model: Model, run: str, request: str) -> Recorded:
+    """Of a request of a run; a#1 is the second sample of a."""
+    engine = RUNS[run](model)
+    engine.run()
     name, _, index = request.partition("#")
-    return run.dump(name, int(index or 0))
+    return engine.dump(name, int(index or 0))

@@ -10,18 +10,7 @@ from typing import Any
 
 import pytest
 from builders import PLAIN, mixture
-from dumps import (
-    BIASED,
-    TRAINED,
-    UNTIED,
-    at_length,
-    loaded,
-    located,
-    prompt,
-    rows_of,
-    token_by_token,
-    up_to,
-)
+from dumps import BIASED, TRAINED, UNTIED, loaded, located, prompt, rows_of, up_to
 from faults import FAULTS, inject
 
 import lfm2np
@@ -34,13 +23,15 @@ pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 
 @dataclass(frozen=True)
 class Expected:
-    """Where a fault has to be found, on which fixture, and how its rows and channels are described."""
+    """Where a fault has to be found, on which fixture, how its rows and channels are described, how many operations
+    are recomputed, and of a mixture how its experts are described."""
 
     tensor: str
     rows: str = "all 24 rows"
     channels: str = "all"
     fixture: str = TRAINED
     recomputed: int = 0
+    experts: str | None = None
 
 
 ATTENDED, ROTATED = "model.layers.2.self_attn.attended", "model.layers.2.self_attn.q_rotated"
@@ -80,23 +71,29 @@ NETWORK = {
 PUBLISHED, FUSED, TIES, ALL = (
     f"torture/moe_{one}" for one in ("published", "fused_no_bias", "near_ties", "all_experts")
 )
-MIXTURES = {  # where, on which fixture, how the experts are described, and how many operations were recomputed
-    "softmax-for-sigmoid": ("2.feed_forward.experts_chosen", PUBLISHED, "routed to expert", 1),
-    "expert-bias-ignored": ("2.feed_forward.experts_chosen", PUBLISHED, "routed to expert", 0),
-    "router-in-bfloat16": ("2.feed_forward.scores", PUBLISHED, "", 0),
-    "router-in-bfloat16-in-large-steps": ("2.feed_forward.scores", PUBLISHED, "", 0),
-    "last-expert-never-chosen": ("1.feed_forward.experts_chosen", FUSED, "routed to expert", 0),
-    "experts-in-the-order-of-their-names": ("1.feed_forward.expert_outputs", TIES, "experts 2 to 11 of 12", 0),
-    "expert-bias-in-the-weights": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
-    "expert-weights-not-normalised": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
-    "routed-scaling-missing": ("1.feed_forward.expert_weights", ALL, "", 0),
-    "expert-weights-of-the-token-before": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
-    "only-the-first-expert-of-a-token": ("2.feed_forward.mixed", PUBLISHED, "", 1),
-    "gate-and-up-swapped-in-one-expert": ("1.feed_forward.expert_outputs", FUSED, "expert 1: all", 0),
-    "expert-takes-four-tokens-a-step": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
-    "expert-rows-not-put-back": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
-    "last-dense-layer-is-a-mixture": ("2.conv.in_proj", PUBLISHED, "", 6),  # what it has instead is not layer 1's
-    "mixture-taken-for-dense": ("2", PUBLISHED, "", 6),
+
+
+def of_mixture(tensor: str, fixture: str = PUBLISHED, experts: str = "", recomputed: int = 0) -> Expected:
+    return Expected(f"model.layers.{tensor}", "", "", fixture, recomputed, experts)
+
+
+MIXTURES = {
+    "softmax-for-sigmoid": of_mixture("2.feed_forward.experts_chosen", experts="routed to expert", recomputed=1),
+    "expert-bias-ignored": of_mixture("2.feed_forward.experts_chosen", experts="routed to expert"),
+    "router-in-bfloat16": of_mixture("2.feed_forward.scores"),
+    "router-in-bfloat16-in-large-steps": of_mixture("2.feed_forward.scores"),
+    "last-expert-never-chosen": of_mixture("1.feed_forward.experts_chosen", FUSED, "routed to expert"),
+    "experts-in-the-order-of-their-names": of_mixture("1.feed_forward.expert_outputs", TIES, "experts 2 to 11 of 12"),
+    "expert-bias-in-the-weights": of_mixture("2.feed_forward.expert_weights"),
+    "expert-weights-not-normalised": of_mixture("2.feed_forward.expert_weights"),
+    "routed-scaling-missing": of_mixture("1.feed_forward.expert_weights", ALL, ""),
+    "expert-weights-of-the-token-before": of_mixture("2.feed_forward.expert_weights"),
+    "only-the-first-expert-of-a-token": of_mixture("2.feed_forward.mixed", recomputed=1),
+    "gate-and-up-swapped-in-one-expert": of_mixture("1.feed_forward.expert_outputs", FUSED, "expert 1: all"),
+    "expert-takes-four-tokens-a-step": of_mixture("2.feed_forward.expert_outputs"),
+    "expert-rows-not-put-back": of_mixture("2.feed_forward.expert_outputs"),
+    "last-dense-layer-is-a-mixture": of_mixture("2.conv.in_proj", recomputed=6),  # what it has instead is not layer 1's
+    "mixture-taken-for-dense": of_mixture("2", recomputed=6),
 }
 LFM3, LFM3_BIASED = "lfm3", "torture/lfm3_biases"
 GATED, NORMED = "model.layers.2.self_attn.gated", "model.layers.0.post_operator_norm"
@@ -120,9 +117,7 @@ LFM3S = {
     "partial-rotation-of-a-smaller-head": of_lfm3(ROTATED, ALONE, "channels 1 to 11 and those 24 further"),
     "attention-bias-of-the-output-ignored": of_lfm3("model.layers.0.self_attn.out_proj", fixture=LFM3_BIASED),
 }
-IN_STEPS = {"expert-outputs-of-an-earlier-step": ("model.layers.1", "step 4")}
-
-
+IN_STEPS = "expert-outputs-of-an-earlier-step"
 AT_LENGTH = {  # where, and how the rows are described
     "positions-stop-at-40": (ROTATED, "from row 41 on"),
     "partitions-joined-without-rescaling": (ATTENDED, "from row 64 on"),
@@ -158,19 +153,26 @@ def right(fixture: str, numerics: str) -> tuple[Model, list[int], str]:
     return model, ids, stored
 
 
-@pytest.mark.parametrize(("name", "numerics"), in_both([*NETWORK, *LFM3S]))
+@pytest.mark.parametrize(("name", "numerics"), in_both(NETWORK | LFM3S | MIXTURES))
 def test_a_fault_of_the_network_is_found_at_its_operation(name: str, numerics: str) -> None:
-    expected = (NETWORK | LFM3S)[name]
+    expected, is_exact = (NETWORK | LFM3S | MIXTURES)[name], numerics == "exact"
     model, ids, stored = right(expected.fixture, numerics)
     with inject(name):
         recorded = record(model, ids)
     first = located(model, recorded, up_to(expected.tensor), stored).findings[0]
     assert first.name == expected.tensor
-    assert first.error > (1000 if numerics == "exact" else 4)
-    if numerics == "exact":
+    assert first.error > (1000 if is_exact else 4 if expected.experts is None else 3)
+    if is_exact or expected.experts is not None:
+        assert len(first.recomputed) == expected.recomputed
+    if is_exact:
         assert first.rows.startswith(expected.rows)
         assert expected.channels in first.channels
-        assert len(first.recomputed) == expected.recomputed
+    if expected.experts is not None:
+        assert (first.choice or first.experts).startswith(expected.experts)
+        if "feed_forward" in expected.tensor and is_exact:
+            layer = f"model.layers.{first.layer}"
+            blocks = located(model, recorded, lambda name: name.count(".") == 2 and up_to(layer)(name)).findings
+            assert (blocks[0].name, first.name in blocks[0].recomputed) == (layer, True)
 
 
 @pytest.mark.parametrize("fixture", [TRAINED, BIASED, UNTIED, LFM3, LFM3_BIASED])
@@ -178,35 +180,18 @@ def test_without_a_fault_nothing_is_found_in_float32(fixture: str) -> None:
     right(fixture, "float32")
 
 
-@pytest.mark.parametrize(("name", "numerics"), in_both(MIXTURES))
-def test_a_fault_of_a_mixture_is_found_at_its_operation(name: str, numerics: str) -> None:
-    tensor, fixture, words, recomputed = MIXTURES[name]
-    model, ids, stored = right(fixture, numerics)
-    with inject(name):
-        recorded = record(model, ids)
-    first = located(model, recorded, up_to(f"model.layers.{tensor}"), stored).findings[0]
-    assert (first.name, len(first.recomputed)) == (f"model.layers.{tensor}", recomputed)
-    assert (first.choice or first.experts).startswith(words)
-    assert first.error > (1000 if numerics == "exact" else 3)
-    if "feed_forward" in tensor and numerics == "exact":
-        layer = f"model.layers.{first.layer}"
-        blocks = located(model, recorded, lambda name: name.count(".") == 2 and up_to(layer)(name)).findings
-        assert (blocks[0].name, first.name in blocks[0].recomputed) == (layer, True)
-
-
-@pytest.mark.parametrize("name", IN_STEPS)
-def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer(name: str) -> None:
+def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer() -> None:
     """The recorder keeps what experts make, not what comes of it: the sum with the residual is what is wrong."""
     model = lfm2np.load(mixture(PLAIN), "exact")
-    with inject(name):
-        recorded = rows_of(token_by_token(model), "a")
+    with inject(IN_STEPS):
+        recorded = rows_of(model, "token by token", "a")
     first = located(model, recorded).findings[0]
-    assert (first.name, first.recomputed) == (IN_STEPS[name][0], ())
-    assert first.steps.startswith(IN_STEPS[name][1])
+    assert (first.name, first.recomputed) == ("model.layers.1", ())
+    assert first.steps.startswith("step 4")
 
 
 def test_every_fault_of_the_network_is_in_a_table() -> None:
-    tables = {*NETWORK, *MIXTURES, *IN_STEPS, *AT_LENGTH, *LFM3S, *LFM3S_AT_LENGTH}
+    tables = {*NETWORK, *MIXTURES, IN_STEPS, *AT_LENGTH, *LFM3S, *LFM3S_AT_LENGTH}
     assert tables == {fault.name for fault in FAULTS if fault.section == "E"}
 
 
@@ -228,7 +213,7 @@ def test_a_fault_that_shows_only_at_length_is_found_at_its_operation(
     monkeypatch.setattr(attention, "SCORES", 2**14)
     model = loaded(TRAINED if name in AT_LENGTH else LFM3, "exact")
     with inject(name):
-        recorded = rows_of(at_length(model), "a")
+        recorded = rows_of(model, "at length", "a")
     first = located(model, recorded).findings[0]
     tensor, rows = (AT_LENGTH | LFM3S_AT_LENGTH)[name]
     assert (first.name, first.error > 1000) == (tensor, True)

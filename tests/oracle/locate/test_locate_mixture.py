@@ -12,18 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import BARE, MIXTURES, PLAIN, SCALED, SPARSE, mixture
-from dumps import (
-    Recorded,
-    after_a_prefix_hit,
-    checkpoint,
-    dump_of,
-    in_chunks,
-    located,
-    recorded_under,
-    report_of,
-    rows_of,
-    with_neighbours,
-)
+from dumps import Recorded, checkpoint, dump_of, located, recorded_under, report_of, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,11 +63,13 @@ def test_a_right_engine_of_any_format_stays_within_the_bounds(name: str, format_
         assert part == "no choice" or not any(check.is_blunt for check in report.checks), part
 
 
-@pytest.mark.parametrize("run", [in_chunks, with_neighbours, after_a_prefix_hit], ids=lambda run: run.__name__)
+@pytest.mark.parametrize(("run", "request_id"), [("in chunks", "a"), ("with neighbours", "a"), ("after a hit", "b")])
 @pytest.mark.parametrize("numerics", ["exact", "float32"])
-def test_an_engines_steps_are_right_whichever_requests_share_an_expert(run: Any, numerics: str) -> None:
+def test_an_engines_steps_are_right_whichever_requests_share_an_expert(
+    run: str, request_id: str, numerics: str
+) -> None:
     model = lfm2np.load(mixture(PLAIN), numerics)
-    recorded = rows_of(run(model), "b" if run is after_a_prefix_hit else "a")
+    recorded = rows_of(model, run, request_id)
     report = located(model, recorded)
     assert report.findings == ()
     assert {name.rpartition(".")[2] for name in recorded} >= {"experts_chosen", "expert_outputs", "mixed"}

@@ -96,21 +96,6 @@ def test_sides_that_mean_different_things_are_both_right(model):
 
 
 @pytest.mark.rounding
-def test_the_exact_values_are_right_and_a_wrong_one_is_not(exact_rollouts, model):
-    right = judge_rollouts(model, exact_rollouts, FEW)
-    assert [side.verdict for side in right.sides.values()] == [Verdict.EXACT, Verdict.EXACT]
-    values = list(exact_rollouts[1].trainer_logprobs)
-    values[3] -= 0.5
-    wrong = judge_rollouts(
-        model, [exact_rollouts[0], replace(exact_rollouts[1], trainer_logprobs=tuple(values))], Options(cause_tokens=64)
-    )
-    assert wrong.sides["sampler"].verdict is Verdict.EXACT
-    assert wrong.sides["trainer"].verdict is Verdict.BUG
-    assert np.flatnonzero(wrong.sides["trainer"].fit.wrong).tolist() == [12 + 3]
-    assert wrong.sides["trainer"].fit.errors[15] == pytest.approx(-0.5, abs=1e-9)
-
-
-@pytest.mark.rounding
 def test_tokens_that_were_not_sampled_are_fed_and_not_judged(exact_rollouts, model):
     values = list(exact_rollouts[0].sampler_logprobs)
     values[2] = 0.0

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import faults
 import numpy as np
 import pytest
+from engines import planted
 from vector_sets import FIXTURES, PLAIN, few, packaged, six, trained
 
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -33,7 +33,6 @@ from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
-from lfm2np.truth.weights import AttentionWeights, MixtureWeights
 
 pytestmark = pytest.mark.slow
 
@@ -82,26 +81,9 @@ def too_far_off(answers: list[Json]) -> None:
     answers[5]["logprobs"][2] -= 5 * packaged()["vectors"][5]["positions"][2]["noise"]["bfloat16"]["logprob"]
 
 
-def one_token_less(answers: list[Json]) -> None:
-    for name in ("token_ids", "logprobs"):
-        answers[3][name].pop()
-
-
-def one_token_more(answers: list[Json]) -> None:
-    answers[3]["token_ids"].append(5)
-    answers[3]["logprobs"].append(-1.0)
-
-
-def one_logprob_less(answers: list[Json]) -> None:
-    answers[3]["logprobs"].pop()
-
-
-def a_null_logprob(answers: list[Json]) -> None:
-    answers[3]["logprobs"][1] = None
-
-
-def no_answer(answers: list[Json]) -> None:
-    answers[-1] = {"id": answers[-1]["id"], "error": "out of memory"}
+def of_fourth(change: Callable[[list[int], list[Any]], object]) -> Callable[[list[Json]], object]:
+    """A change of the ids and the log-probabilities of one answer."""
+    return lambda answers: change(answers[3]["token_ids"], answers[3]["logprobs"])
 
 
 CHANGES: dict[str, tuple[Callable[[list[Json]], object], tuple[int, int, int]]] = {  # and codes in golden.BOUNDED
@@ -111,11 +93,11 @@ CHANGES: dict[str, tuple[Callable[[list[Json]], object], tuple[int, int, int]]] 
     "a tie of bfloat16": (partial(flip, wanted=is_tie_of_bfloat16), (1, 0, 1)),
     "a tie, and what follows is not judged": (lambda answers: flip(answers, is_tie_of_bfloat16, 0), (1, 0, 1)),
     "a log-probability further off than its format explains": (too_far_off, (1, 0, 1)),
-    "a token less": (one_token_less, (2, 2, 2)),
-    "a token more": (one_token_more, (1, 1, 1)),
-    "a log-probability less": (one_logprob_less, (2, 2, 2)),
-    "a null for a log-probability": (a_null_logprob, (2, 2, 2)),
-    "no answer": (no_answer, (2, 2, 2)),
+    "a token less": (of_fourth(lambda ids, logprobs: (ids.pop(), logprobs.pop())), (2, 2, 2)),
+    "a token more": (of_fourth(lambda ids, logprobs: (ids.append(5), logprobs.append(-1.0))), (1, 1, 1)),
+    "a log-probability less": (of_fourth(lambda ids, logprobs: logprobs.pop()), (2, 2, 2)),
+    "a null for a log-probability": (of_fourth(lambda ids, logprobs: logprobs.__setitem__(1, None)), (2, 2, 2)),
+    "no answer": (lambda answers: answers.append({"id": answers.pop()["id"], "error": "out of memory"}), (2, 2, 2)),
     "a missing line": (list.pop, (2, 2, 2)),
 }
 
@@ -126,6 +108,13 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
     answers = right_answers(packaged())
     change(answers)
     assert tuple(verdict(packaged(), answers, format_name) for format_name in golden.BOUNDED) == codes
+
+
+def judged_file(tmp_path: Path, answers: list[Json], format_name: str = "float32") -> list[vectors_plain.Judged]:
+    """The answers as a file has them."""
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), format_name)
 
 
 @pytest.mark.parametrize(
@@ -139,40 +128,31 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
 def test_an_answer_of_another_form_is_named_and_the_others_are_judged(
     tmp_path: Path, change: str, verdict: str, detail: str
 ) -> None:
-    file, answers = tmp_path / "answers.jsonl", right_answers(packaged())
+    answers = right_answers(packaged())
     CHANGES[change][0](answers)
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    judged = vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
+    judged = judged_file(tmp_path, answers)
     assert [each for each in judged if each.verdict != "EXACT"] == [(answers[3]["id"], None, verdict, detail)]
     assert len(judged) == 1 + sum(len(vector["token_ids"]) for vector in packaged()["vectors"]) - 8
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_log_probability_that_is_no_number_is_wrong_whatever_its_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
+@pytest.mark.parametrize(
+    ("value", "format_name", "verdict"),
+    [(math.nan, "bfloat16", "BUG"), (math.inf, "bfloat16", "BUG"), (-math.inf, "float32", "INCONCLUSIVE")],
+)
+def test_a_log_probability_that_is_no_number_is_wrong_and_minus_infinity_can_not_be_judged(
+    tmp_path: Path, value: float, format_name: str, verdict: str
 ) -> None:
-    """As Python's json writes it; of a token that can't be judged, too."""
-    set_file, file, answers = tmp_path / "vectors.json", tmp_path / "answers.jsonl", right_answers(packaged())
+    """As Python's json writes it. -Infinity is left of a probability that a format can't hold, as in a check; a wrong
+    token beside it is wrong."""
+    answers = right_answers(packaged())
     answers[2]["logprobs"][1] = value
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    set_file.write_bytes(packaged_set().read_bytes())
-    assert vectors_plain.main([str(set_file), str(file), "--format", "bfloat16"]) == 1
-    named = f"{answers[2]['id']} position 1: log-probability {value} of token {answers[2]['token_ids'][1]}: expected"
-    assert f"BUG           {named} a finite number" in capsys.readouterr().out
+    judged = judged_file(tmp_path, answers, format_name)
+    (wrong,) = [each for each in judged if each.verdict != "EXACT"]
+    assert wrong[:3] == (answers[2]["id"], 1, verdict)
+    (line, *_) = vectors_plain.report(packaged(), judged, answers)
+    assert line.startswith(f"{verdict:<12}  {answers[2]['id']} position 1: log-probability {value} of token ")
     position = packaged()["vectors"][2]["positions"][1]
-    assert vectors_plain.judge_token(position, 10**6, value, "bfloat16", packaged())[0] == "BUG"
-
-
-def test_a_log_probability_of_minus_infinity_can_not_be_judged_but_a_wrong_token_beside_it_can(tmp_path: Path) -> None:
-    """As in a check: it is left of a probability that a format can't hold."""
-    file, answers = tmp_path / "answers.jsonl", right_answers(packaged())
-    answers[2]["logprobs"][1] = -math.inf
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    judged = vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), "float32")
-    others = [(each.id, each.position, each.verdict) for each in judged if each.verdict != "EXACT"]
-    assert others == [(answers[2]["id"], 1, "INCONCLUSIVE")]
-    position = packaged()["vectors"][2]["positions"][1]
-    assert vectors_plain.judge_token(position, 10**6, -math.inf, "float32", packaged())[0] == "BUG"
+    assert vectors_plain.judge_token(position, 10**6, value, format_name, packaged())[0] == "BUG"
 
 
 def test_what_is_not_tested_is_said() -> None:
@@ -320,19 +300,8 @@ def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
-@pytest.mark.parametrize(("window", "caught_by"), [(15, "window-17"), (17, "window-17"), (1024, "window-48")])
-def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
-    document, model = read_set(packaged_set("lfm3")), load(FIXTURES / "lfm3")
-    layers = [
-        replace(layer, operator=replace(layer.operator, scale=layer.operator.scale._replace(window=window)))
-        if isinstance(layer.operator, AttentionWeights) and layer.operator.scale.window
-        else layer
-        for layer in model.weights.layers
-    ]
-    weights = replace(model.weights, layers=tuple(layers))
-    wrong = replace(model, weights=weights, config=replace(model.config, sliding_window=window))
-    vectors = [vector for vector in document["vectors"] if "sliding-window" in vector["flags"]]
-    assert caught_by in caught(document, vectors, wrong)
+EARLIER, WINDOW = "lfm2np.arithmetic.attention:hide_earlier_positions", "<= positions - window"
+WINDOW_ONE_TOO_NARROW = planted(EARLIER, WINDOW, f"{WINDOW} + 1")
 
 
 @pytest.mark.parametrize(
@@ -348,13 +317,18 @@ def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
         ("only-the-first-token-of-a-block-hashed", "prefix-branch"),
         ("hit-blocks-omitted-from-the-plan", "prefix-same"),
         ("head-norm-reads-strided-rows-as-contiguous", "short-2-ids"),
+        ("window-one-too-wide", "window-17"),
+        (WINDOW_ONE_TOO_NARROW, "window-17"),
+        ("window-ignored", "window-48"),
     ],
 )
-def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
-    wanted = [choice.id for choice in picked(choose(trained().config, trained().tokenizer), [caught_by])]
-    vectors = [copy.copy(vector) for vector in packaged()["vectors"] if vector["id"] in wanted]
+def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str | faults.Fault, caught_by: str) -> None:
+    is_small = caught_by.startswith("window")
+    document, model = (read_set(packaged_set("lfm3")), load(FIXTURES / "lfm3")) if is_small else (packaged(), trained())
+    wanted = [choice.id for choice in picked(choose(model.config, model.tokenizer, is_small=is_small), [caught_by])]
+    vectors = [copy.copy(vector) for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
-        assert caught_by in caught(packaged(), vectors, trained())
+        assert caught_by in caught(document, vectors, model)
 
 
 # --- a mixture of experts: fair to engines whose rounding chooses other experts
@@ -371,17 +345,6 @@ def published() -> Model:
 @cache
 def some() -> dict[str, Any]:
     return make(published(), only=SOME)
-
-
-def without_bias(model: Model) -> Model:
-    """An engine that forgets the bias by which experts are chosen."""
-    layers = [
-        replace(layer, feed_forward=replace(layer.feed_forward, bias=None))
-        if isinstance(layer.feed_forward, MixtureWeights)
-        else layer
-        for layer in model.weights.layers
-    ]
-    return replace(model, weights=replace(model.weights, layers=tuple(layers)))
 
 
 @pytest.mark.rounding
@@ -407,5 +370,7 @@ def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: 
 
 @pytest.mark.rounding
 def test_an_engine_without_the_experts_bias_is_wrong_in_float32() -> None:
-    answers = played(without_bias(published()), some())
-    assert verdict(some(), answers, "float32") == 1
+    document = some()
+    with faults.inject("expert-bias-ignored"):
+        answers = played(published(), document)
+    assert verdict(document, answers, "float32") == 1

@@ -91,11 +91,6 @@ def asked(requests: list[dict[str, Any]]) -> list[str]:
     return [text for text in texts if text != PROBE]
 
 
-def first_lines(output: str) -> list[str]:
-    """Verdict and reason, without their names."""
-    return [line[11:] for line in output.splitlines()[:2]]
-
-
 # --- recorded answers of real engines
 
 
@@ -108,17 +103,14 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, c
     assert "e-value against it" in page.read_text(encoding="utf-8")
 
 
-def test_the_wrong_quantisation_is_told_and_how_its_tokens_were_sampled(candidates, capsys):
-    assert run(Q4, *candidates, *OWN_DEFAULTS) == 1
-    verdict, why = first_lines(capsys.readouterr().out)
-    assert verdict == "NOT THE CLAIM" and why.startswith(
-        f"of the candidates it is q4, sampled {OWN_DEFAULTS[3]}, not bf16"
-    )
-
-
-def test_a_list_without_the_truth_ends_in_none_of_these(capsys):
-    assert run(Q4, *ALONE, "--candidate", f"draft={FIXTURES / 'draft'}", *OWN_DEFAULTS) == 1
-    assert first_lines(capsys.readouterr().out)[0] == "NONE OF THESE"
+def test_the_wrong_quantisation_is_told_with_how_its_tokens_were_sampled_and_a_list_without_the_truth(
+    candidates, capsys
+):
+    q4 = f"of the candidates it is q4, sampled {OWN_DEFAULTS[3]}, not bf16"
+    for words, expected in ((candidates, q4), ((*ALONE, "--candidate", f"draft={FIXTURES / 'draft'}"), "")):
+        assert run(Q4, *words, *OWN_DEFAULTS) == 1
+        verdict, why = (line[11:] for line in capsys.readouterr().out.splitlines()[:2])
+        assert verdict == ("NOT THE CLAIM" if expected else "NONE OF THESE") and why.startswith(expected)
 
 
 def test_too_few_answers_are_undecided_and_it_says_how_many_more(candidates, tmp_path, capsys):
