@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,8 @@ REFUSALS = [
     ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
     ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
+    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
+    ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
     ({"architectures": None, "auto_map": {"AutoModel": "colbert.ColBERTLfm2Model"}}, "auto_map: {'AutoModel': 'colb"),
     ({"architectures": [], "auto_map": {"AutoModel": "encoder.Lfm2BidirectionalModel"}}, "beside it"),
@@ -273,6 +275,8 @@ WRONG_IN_MIXTURES: dict[str, list[object]] = {  # each of these, by its key
     "layer_types": [None],
 }
 REFUSED_MIXTURES = [
+    ({"num_experts": 0}, "num_experts: 0, expected an integer from 1 to 1024"),
+    ({"use_expert_bias": 1}, "use_expert_bias: 1, expected true or false"),
     ({"num_experts_per_tok": 5}, "num_experts_per_tok: 5, expected at most num_experts=4"),
     ({"num_local_experts": 5}, "num_local_experts: 5, expected num_experts=4"),
     ({"block_ff_dim": 30}, "block_ff_dim: 30, expected feed_forward_size=24"),
@@ -359,7 +363,9 @@ def test_an_impossible_eos_id_in_generation_config_is_refused_by_name(tmp_path: 
         load_config(write(tmp_path, raw_config(), {"eos_token_id": more}))
 
 
-def test_replacing_a_field_checks_it_again() -> None:
+def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
+    with pytest.raises(FrozenInstanceError):
+        tiny_config().vocab_size = 3  # type: ignore[misc]
     with pytest.raises(ConfigError, match="vocab_size-1=3"):
         replace(tiny_config(), vocab_size=4)
 

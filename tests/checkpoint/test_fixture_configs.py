@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import evaluate
+import make_hand
 import make_tokenizer
 import numpy as np
 import pytest
@@ -124,6 +125,10 @@ def test_the_tokenizers_files_are_what_the_scripts_write(name: str, tmp_path: Pa
     make_tokenizer.save(Tokenizer.from_file(str(folder / "tokenizer.json")), tmp_path)
     for written in ("tokenizer_config.json", "chat_template.jinja"):
         assert (folder / written).read_bytes() == (tmp_path / written).read_bytes(), written
+
+
+def test_the_hand_model_is_what_its_script_writes() -> None:
+    assert make_hand.FILE.read_bytes() == make_hand.content()
 
 
 @pytest.mark.parametrize("name", (*WITH_TOKENIZER, "chat"))

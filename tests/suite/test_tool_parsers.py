@@ -273,3 +273,4 @@ def test_the_cases_fit_their_schema_and_their_disputes_the_page() -> None:
     page = (TOP / "docs" / "engine" / "19-chats.md").read_text(encoding="utf-8")
     disputes = {case["disputed"] for case in CHATS["cases"]} - {None}
     assert {dispute for dispute in disputes if f"`{dispute}`" not in page} == set()
+    assert len({case["id"] for case in CHATS["cases"]}) == len(CHATS["cases"])

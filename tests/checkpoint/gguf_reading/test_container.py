@@ -155,6 +155,7 @@ WRONG = {
         one_info(info("a", (16,), 0, 0), info("b", (16,), 0, 32)),
         "b: offset 32, expected 64, behind the tensor before it, padded to 32 bytes",
     ),
+    "offset": (one_info(info("a", (8,), 0, 2**64 - 32)), f"a: offset {2**64 - 32}, expected 0, behind the tensor"),
     "gap": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 64)), "b: offset 64, expected 32, behind the tensor"),
     "short": (
         padded(header({}, [info("a", (8,), 0, 0)])) + bytes(31),

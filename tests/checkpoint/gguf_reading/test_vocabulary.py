@@ -159,6 +159,8 @@ def test_a_file_that_says_it_has_no_tables_has_no_tokenizer(tmp_path: Path) -> N
         model.tokenizer.encode("a")
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
         lfm2np.LLM(model).generate([[1, 2]], lfm2np.SamplingParams(stop="a"))
+    other_entry(tmp_path)
+    assert lfm2np.load(path).has_tokenizer
 
 
 def test_commands_take_text_by_the_tables_or_by_a_named_directory(

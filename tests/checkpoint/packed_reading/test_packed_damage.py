@@ -122,6 +122,7 @@ REFUSED: list[tuple[str, Edit, str]] = [
     ("mlx", key("quantization_config", {"bits": 3}), "quantization_config: {'bits': 3} contradicts quantization, wh"),
     ("mlx", mlx(mode="int4"), "quantization.mode: 'int4'"),
     ("mlx", mlx(bits=7), "quantization.bits: 7"),
+    ("mlx", mlx(bits=None), "quantization.bits: null"),
     ("mlx", mlx(bits=True), "quantization.bits: true"),
     ("mlx", mlx(group_size=16), "quantization.group_size: 16"),
     ("mlx", mlx(mode="mxfp4", group_size=64), "quantization.group_size: 64, expected 32 of mode mxfp4"),

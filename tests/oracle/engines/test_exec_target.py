@@ -377,8 +377,9 @@ def test_the_schema_refuses_what_the_reader_refuses() -> None:
     hello = SCHEMA["$defs"]["engineHello"]["examples"][0]
     answer = {"kind": "answer", "request_id": "0:a", "token_ids": [1]}
     assert is_from_engine(hello) and is_from_engine(answer)
-    for change in ({"protocol": 1}, {"protocol": True}, {"at_once": 0}, {"top_logprobs": -1}, {"abort": 1}):
+    hellos = ({"protocol": 1}, {"protocol": True}, {"at_once": 0}, {"top_logprobs": -1}, {"abort": 1}, {"more": 1})
+    for change in hellos:
         assert not is_from_engine(hello | change)
-    ids = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"request_id": 0})
+    ids = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"request_id": 0}, {"logits": []})
     for change in (*ids, {"error": 3}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
         assert not is_from_engine(answer | change)

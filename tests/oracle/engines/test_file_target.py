@@ -88,6 +88,7 @@ def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
     assert transcript.known(greedy("z", (1,), 1, case="case")) is None
     for other in (
         greedy("b", (1,), 1, case="other"),
+        greedy("b", (1,), 1, case="case", tags={"prefix": "warm"}),
         greedy("b", (2,), 1, case="case"),
         greedy("b", (1,), 2, case="case"),
         greedy("b", (1,), 1, case="case", prompt_logprobs=0),

@@ -151,6 +151,7 @@ def test_a_log_probability_that_is_no_number_is_wrong_and_minus_infinity_can_not
     assert wrong[:3] == (answers[2]["id"], 1, verdict)
     (line, *_) = vectors_plain.report(packaged(), judged, answers)
     assert line.startswith(f"{verdict:<12}  {answers[2]['id']} position 1: log-probability {value} of token ")
+    assert line.endswith(": expected a finite number") == (verdict == "BUG")
     position = packaged()["vectors"][2]["positions"][1]
     assert vectors_plain.judge_token(position, 10**6, value, format_name, packaged())[0] == "BUG"
 

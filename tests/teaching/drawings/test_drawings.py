@@ -295,6 +295,7 @@ def test_a_hostile_prompt_changes_nothing() -> None:
     checked.feed(text)
     assert checked.open == []
     assert checked.scripts == 1
+    assert "<title>Continuous batching of LFM2, on real numbers</title>" in text
     assert not set(text) & {"\0", "\u202e", "\u200b"}
 
 

@@ -159,6 +159,12 @@ def test_the_run_that_is_asked_about_is_not_computed_before_a_guess(again: Again
         )
 
 
+def test_each_guess_is_judged_by_its_own_question(again: Again) -> None:
+    lesson = LESSONS["2"]
+    verdicts = judge_guesses(lesson, read_link("guess-1=19&guess-2=32"), again(lesson.start), again)
+    assert [getattr(verdict, "right", None) for verdict in verdicts.values()] == [True, True]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", " ", "eight", "-1", "+1", "1.5", "1e3", "NaN", "inf", "\u0663", "\uff13", "9" * 5000, "\0", "1 2", "0x3"],
