@@ -155,10 +155,7 @@ def judge_token(
         explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
         return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
     if logprob == -math.inf:
-        return (
-            INCONCLUSIVE,
-            f"log-probability {logprob} of token {token}: left of one that a format can't hold",
-        )
+        return INCONCLUSIVE, f"log-probability {logprob} of token {token}: the engine's format could not hold it"
     if logprob is not None:
         error = abs(logprob - top[rank][1])
         explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]
