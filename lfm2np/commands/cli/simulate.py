@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lfm2np.commands.simulate.cost import KNOWN, preset, read_cost_model
 from lfm2np.commands.simulate.fit import fit, read_steps
 from lfm2np.commands.simulate.result import Scenario, config_of, simulate, simulation_report
 from lfm2np.commands.simulate.traffic import Traffic
+from lfm2np.engine.work.place import Workers
 from lfm2np.errors import RequestError
 from lfm2np.system import write_whole
 from lfm2np.values import require_count
@@ -114,7 +114,7 @@ def on_workers(
     _ = items[0][0].traffic.trace  # a wrong trace is named before anything starts
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress_bar("simulating", " runs"))
-        apply = stack.enter_context(ProcessPoolExecutor(workers)).map if workers else map
+        apply = stack.enter_context(Workers(workers)).map if workers else map
         for result in apply(function, *zip(*items, strict=True)):
             results.append(result)
             bar(len(results), len(items))

@@ -71,7 +71,7 @@ def test_a_first_signal_waits_for_what_is_under_way(how: signal.Signals):
 
 def test_a_second_signal_ends_at_once():
     with started() as (process, port), ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, port, LONG)
+        asked = pool.submit(ask, port, LONG | {"max_tokens": 1000})
         wait_for_steps(port)
         process.send_signal(signal.SIGTERM)
         wait_until_refused(port)
