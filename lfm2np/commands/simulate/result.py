@@ -31,7 +31,7 @@ SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes a
 NEAR_LONGEST = 0.8
 GROWN = 1.2  # requests in the server in the last quarter of all arrivals, over those in the third
 WORTH_SAYING = 10  # requests
-MOST_BLOCKS = 10**7
+MOST_BLOCKS = 10**7  # whose lists take 1 GB
 MOST_TOTAL_ERROR = 0.1  # of a cost model, of the time of all steps, that goes without a warning
 Ints = NDArray[np.int64]
 

@@ -2,9 +2,8 @@
 
 Combinations that differ only in a setting that their policy does not read are one configuration. At each rate the best
 run is, of those that are not saturated, serve most requests and meet the target, the one with the shortest mean
-end-to-end time. The capacity is the highest rate, in requests a second, at which a configuration is not saturated,
-also not perhaps, and meets the target: found by bisection, to one percent. Configurations that refuse fewer requests
-come first.
+end-to-end time. The capacity is the highest rate, in requests a second, at which a configuration is clearly not
+saturated and meets the target: found by bisection, to one percent. Who refuses fewer requests comes first.
 """
 
 from __future__ import annotations
