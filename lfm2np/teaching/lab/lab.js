@@ -52,20 +52,6 @@ function laboratory({ ask, go, gone }) {
     });
     more.hidden = !anyHidden();
   }
-  // What was typed elsewhere and not sent outlasts a guess, whose page is made of the settings of this one.
-  const typed = () => all("input:not([type=hidden]), select", form).concat(all("form.exercise input:not([type=hidden])"));
-  const before = new Map(typed().map((field) => [field, field.value]));
-  for (const exercise of all("form.exercise")) exercise.addEventListener("submit", () => {
-    const unsent = typed().filter((field) => field.value !== before.get(field) && !exercise.contains(field));
-    sessionStorage.setItem("unsent", JSON.stringify(unsent.map((field) => [field.id, field.value])));
-  });
-  for (const [id, value] of JSON.parse(sessionStorage.getItem("unsent") || "[]")) {
-    const field = document.getElementById(id);
-    if (field) field.value = value;
-    const row = field?.closest(".asked");
-    if (row) row.hidden = false;
-  }
-  sessionStorage.removeItem("unsent");
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (state.textContent) return;

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from urllib.parse import urlencode
 
 from lfm2np.oracle.report.markup import Markup, counted, element, joined, raw
 from lfm2np.teaching.drawings.all_views import views_of
@@ -17,12 +16,11 @@ from lfm2np.teaching.drawings.page.run_page import Panel, page
 from lfm2np.teaching.drawings.page.view import View, cell
 from lfm2np.teaching.drawings.runs.derive import prefix_hit_tokens
 from lfm2np.teaching.drawings.views.ragged import ragged
-from lfm2np.teaching.lab.lessons import LESSONS, Judged, Lesson, Prediction, Unreadable, judge_guesses
+from lfm2np.teaching.lab.lessons import LESSONS, Lesson
 from lfm2np.teaching.lab.run import Outcome, Verdict, leaking_step, play, require_fits
 from lfm2np.teaching.lab.settings import (
     DEFAULT,
     FIELDS,
-    GUESSES,
     MOST_CHARACTERS,
     NAMES,
     OF_ROWS,
@@ -30,7 +28,6 @@ from lfm2np.teaching.lab.settings import (
     Asked,
     Field,
     Problems,
-    Settings,
     Typed,
     link_of,
     read_link,
@@ -77,7 +74,7 @@ SERVER = Host(("lab.js", "server.js"))
 def compute(link: str, host: Host = SERVER) -> tuple[int, str]:
     """The status and the page of a link, which are the same whenever it is asked: 400 where it says what can't be.
 
-    A lesson and its guesses alone are a link to where the lesson starts.
+    A lesson alone is a link to where the lesson starts.
     """
     typed = typed_of(link)
     try:
@@ -90,17 +87,14 @@ def compute(link: str, host: Host = SERVER) -> tuple[int, str]:
     lesson = LESSONS.get(settings.lesson)
     if lesson is None:
         return 200, lab_page(typed, outcome, problems, host=host)
-    judged = judge_guesses(lesson, typed, outcome)
-    return 200, lab_page(typed, outcome, problems, lesson.check(outcome), judged, host)
+    return 200, lab_page(typed, outcome, problems, lesson.check(outcome), host)
 
 
 def typed_of(link: str) -> Typed:
     typed = read_link(link)
     lesson = LESSONS.get(typed.values.get("lesson", ""))
-    if lesson and not typed.has_rows and typed.values.keys() <= {"lesson", *GUESSES}:
-        guesses = [pair for pair in typed.values.items() if pair[0] in GUESSES]
-        return read_link(f"{link_of(lesson.start)}&{urlencode(guesses)}")
-    return typed
+    is_alone = not typed.has_rows and typed.values.keys() == {"lesson"}
+    return read_link(link_of(lesson.start)) if lesson and is_alone else typed
 
 
 def lab_page(
@@ -108,10 +102,9 @@ def lab_page(
     outcome: Outcome | None,
     problems: Wrong,
     verdict: Verdict | None = None,
-    judged: Judged | None = None,
     host: Host = SERVER,
 ) -> str:
-    """Without an outcome there are no views and no judged guesses."""
+    """Without an outcome there are no views."""
     lesson, run = LESSONS.get(typed.values.get("lesson", "")), outcome.run if outcome else None
     untouched = outcome is not None and outcome.settings in (lesson.start if lesson else None, DEFAULT)
     above = element(
@@ -119,7 +112,7 @@ def lab_page(
         host.above,
         element("p", INTRODUCTION) if lesson is None else None,
         lesson_links(lesson),
-        lesson_text(lesson, typed, outcome, judged or {}) if lesson else None,
+        lesson_text(lesson, run is not None) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
         element(
             "details",
@@ -164,17 +157,12 @@ def lesson_links(chosen: Lesson | None) -> Markup:
     return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
-def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: Judged) -> Markup:
-    is_drawn = outcome is not None and outcome.run is not None
+def lesson_text(lesson: Lesson, is_drawn: bool) -> Markup:
     return element(
         "section",
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
-        [
-            exercise(number, prediction, typed, outcome, judged)
-            for number, prediction in enumerate(lesson.predictions, 1)
-        ],
-        element("p", element("strong", f"Exercise {len(GUESSES) + 1}. "), lesson.question, class_="question"),
+        element("p", element("strong", "Exercise. "), lesson.question, class_="question"),
         element(
             "p",
             "Change the settings below and run: the engine says whether it is so. ",
@@ -185,57 +173,10 @@ def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: J
     )
 
 
-def exercise(number: int, prediction: Prediction, typed: Typed, outcome: Outcome | None, judged: Judged) -> Markup:
-    """A form of its own, which sends the settings of this page again, and last the guess."""
-    name = GUESSES[number - 1]
-    outcome_of_guess = judged.get(name)
-    wrong = {name: str(outcome_of_guess)} if isinstance(outcome_of_guess, Unreadable) else {}
-    verdict = outcome_of_guess if isinstance(outcome_of_guess, Verdict) else None
-    kind = "letters, or none" if prediction.is_of_requests else "a number"
-    more: dict[str, object] = {
-        "inputmode": None if prediction.is_of_requests else "numeric",
-        "size": 8,
-        "maxlength": 40,
-    }
-    more |= {"autofocus": name in judged and typed.checked == name}  # what came of it is where the keyboard goes on
-    if name not in wrong:  # else the problem describes it
-        more |= {"aria_describedby": f"question-{name}{f' verdict-{name}' if verdict else ''}"}
-    return element(
-        "form",
-        [hidden(*pair) for pair in typed.pairs()],
-        [hidden(*pair) for pair in typed.guesses.items() if pair[0] != name],
-        element("p", element("strong", f"Exercise {number}. "), prediction.question, id=f"question-{name}"),
-        element(
-            "p",
-            [element("label", f"Your guess ({kind})", for_=name), " "],
-            [text_input(name, name, typed.values.get(name, ""), wrong, **more), " "],
-            element("button", "Check", type="submit"),
-            class_="question",
-        ),
-        said(wrong, name),
-        verdict_text(verdict, f"verdict-{name}") if verdict else None,
-        seen_run(number, verdict, prediction, typed, outcome.settings) if verdict and outcome else None,
-        method="get",
-        action="./",
-        class_="exercise",
-        aria_label=f"Exercise {number}",
-    )
-
-
-def seen_run(number: int, verdict: Verdict, prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
-    """The way to the run that was asked about, unless it is the one on this page: it shows the answer."""
-    changed = prediction.change(settings)
-    if changed == settings:
-        return None
-    link = f"?{urlencode(typed.guesses)}&{link_of(changed)}"  # no guess last: nothing is checked by going there
-    shown = element("a", f"See the run that exercise {number} is about", href=link)
-    return element("p", shown) if verdict.right else element("p", "Guess again. ", shown, " (it shows the answer)")
-
-
-def verdict_text(verdict: Verdict, identity: str = "verdict") -> Markup:
+def verdict_text(verdict: Verdict) -> Markup:
     word = element("strong", "Right. " if verdict.right else "Not yet. ")
     kind = "right" if verdict.right else "wrong"
-    return element("p", word, verdict.sentence, class_=f"verdict {kind}", id=identity, role="status")
+    return element("p", word, verdict.sentence, class_=f"verdict {kind}", id="verdict", role="status")
 
 
 # --- the form
@@ -250,7 +191,6 @@ def form(typed: Typed, problems: Wrong, outcome: Outcome | None) -> Markup:
     return element(
         "form",
         said(problems, ""),
-        [hidden(*pair) for pair in typed.guesses.items()],
         element(
             "table",
             element("thead", element("tr", element("td"), [element("th", head, scope="col") for head in heads])),
@@ -264,7 +204,7 @@ def form(typed: Typed, problems: Wrong, outcome: Outcome | None) -> Markup:
             class_="more-settings",
             open=is_open,
         ),
-        hidden("lesson", typed.values.get("lesson", "")),
+        element("input", type="hidden", name="lesson", value=raw(typed.values.get("lesson", ""))),
         said(problems, "lesson"),
         element(
             "p",
@@ -332,10 +272,6 @@ def numeric(field: Field) -> dict[str, object]:
 def text_input(identity: str, name: str, text: str, problems: Wrong, **more: object) -> Markup:
     fields = {"type": "text", "id": identity, "name": name, "value": raw(text), "autocomplete": "off"}
     return element("input", **fields, **more, **marks(identity, problems))
-
-
-def hidden(name: str, text: str) -> Markup:
-    return element("input", type="hidden", name=name, value=raw(text))
 
 
 def marks(identity: str, problems: Wrong) -> dict[str, object]:

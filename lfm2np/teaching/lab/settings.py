@@ -21,7 +21,6 @@ from scheduler import POLICIES
 NAMES = "abcdefgh"  # of the requests, in order: as many as there may be
 MOST_CHARACTERS = 200  # of a prompt
 MOST_FIELDS = 64  # of a link; a form has fewer
-GUESSES = ("guess-1", "guess-2")  # of a lesson's predictions; no settings, so that they change no run
 ON_OFF = ("on", "off")
 
 WORDS: Mapping[str, Any] = tomllib.loads((resources.files(__package__) / "lessons.toml").read_text(encoding="utf-8"))
@@ -136,32 +135,20 @@ class Typed:
     """A link as it was typed, right or wrong.
 
     rows      prompt, arrival and tokens of each request
-    values    settings and guesses, by name
+    values    the other settings, by name
     has_rows  whether the link has any; else they are the model's defaults
-    checked   the guess to be looked at, which is the link's last field; "": none
     problem   what is wrong with the link as a whole; "": nothing
     """
 
     rows: Sequence[tuple[str, ...]]
     values: Mapping[str, str]
     has_rows: bool = False
-    checked: str = ""
     problem: str = ""
-
-    @property
-    def guesses(self) -> dict[str, str]:
-        """A field that was left empty is no guess."""
-        return {name: text for name, text in self.values.items() if name in GUESSES and text.strip()}
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """The settings, for a form that sends them again beside a guess."""
-        rows = [(field.name, text) for row in self.rows for field, text in zip(OF_ROWS, row, strict=True)]
-        return rows + [(name, text) for name, text in self.values.items() if name not in GUESSES]
 
 
 def read_link(link: str) -> Typed:
     """Rows without a prompt are left out; the first of all stays where none has one."""
-    single = [*(field.name for field in FIELDS), *GUESSES]
+    single = [field.name for field in FIELDS]
     known = [*(field.name for field in OF_ROWS), *single]
     try:
         pairs = parse_qsl(link, keep_blank_values=True, max_num_fields=MOST_FIELDS)  # bytes that are no UTF-8: U+FFFD
@@ -187,8 +174,7 @@ def read_link(link: str) -> Typed:
         rows = rows_of(DEFAULT_REQUESTS.get(values.get("model", ""), DEFAULT.requests))
     if len(rows) > len(NAMES):
         wrong.append(f"{len(rows)} requests, expected at most {len(NAMES)}.")
-    checked = pairs[-1][0] if pairs and pairs[-1][0] in GUESSES else ""
-    return Typed(rows[: len(NAMES)], values, count > 0, checked, " ".join(wrong[:3]))
+    return Typed(rows[: len(NAMES)], values, count > 0, " ".join(wrong[:3]))
 
 
 def rows_of(requests: Sequence[Asked]) -> list[tuple[str, ...]]:
@@ -225,5 +211,5 @@ def prompt_problem(text: str) -> str:
 
 def link_of(settings: Settings) -> str:
     """With every setting, so that it means the same run whatever the defaults will be."""
-    values = {field.name: str(getattr(settings, field.name)) for field in FIELDS}
-    return urlencode(Typed(rows_of(settings.requests), values).pairs())
+    rows = [(field.name, text) for row in rows_of(settings.requests) for field, text in zip(OF_ROWS, row, strict=True)]
+    return urlencode([*rows, *((field.name, str(getattr(settings, field.name))) for field in FIELDS)])

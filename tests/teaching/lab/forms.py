@@ -18,7 +18,6 @@ class Forms(HTMLParser):
         self.ids: list[str] = []
         self.fields: set[str] = set()
         self.labelled: set[str] = set()
-        self.focused: list[str] = []
         self._form = self._select = ""
         self.feed(page)
 
@@ -35,7 +34,6 @@ class Forms(HTMLParser):
             self.fields.add(attributes["id"])
             self.labelled |= {attributes["id"]} if attributes.get("aria-label") else set()
             self.described[attributes["id"]] = attributes.get("aria-describedby", "")
-            self.focused += [name] if "autofocus" in attributes else []
         if tag == "input" and name:
             self.sent[self._form].append((name, attributes["value"]))
         if tag == "select":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import lessons as solutions  # fixtures/lessons.py
 import pytest
 
 from lfm2np.teaching.lab.lessons import LESSONS, Again
@@ -115,3 +117,9 @@ def test_a_lesson_is_on_its_page_with_a_short_text_its_view_and_the_verdict_on_w
         status, page = compute(link_of(replace(lesson.start, **change)))
         assert status == 200 and lesson.hint.split("?")[0][:40] in page and f'href="#{lesson.view}"' in page
         assert [word for word in ("Not yet.", "Right.") if word in page] == ([said] if said else [])
+
+
+def test_the_teachers_page_has_each_right_answer_as_the_engine_judges_it(again: Again) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "learn" / "laboratory.md").read_text(encoding="utf-8")
+    written = text.partition(solutions.FIRST)[2].partition(solutions.LAST)[0].strip("\n")
+    assert written == solutions.right_answers(again), "python fixtures/lessons.py --write"

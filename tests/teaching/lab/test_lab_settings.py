@@ -96,8 +96,6 @@ def test_rows_without_a_prompt_are_left_out() -> None:
         ("drafts=%D9%A3", "drafts", "0 to 4"),
         ("lesson=7", "lesson", "expected nothing, 1, 2"),
         ("slots=1&slots=2", "", "slots stands more than once"),
-        ("guess-1=1&guess-1=2", "", "guess-1 stands more than once"),
-        ("guess-3=1", "", "'guess-3': no name of a setting"),
         (
             "model=paper&prompt=a+fish",
             "prompt-0",

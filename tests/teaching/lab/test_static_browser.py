@@ -9,20 +9,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-from lessons import SETTINGS, judged_guesses
+from lessons import SETTINGS
 from page_checks import CONTRAST
 from tabs import Fill, Tab, served
 
-from lfm2np.teaching.lab import lessons
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.page import compute
-from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, link_of
+from lfm2np.teaching.lab.settings import TEACHING_FAULTS, link_of
 from lfm2np.teaching.lab.static.browser import HOST
 from lfm2np.teaching.lab.static.build import write_static
 
@@ -205,21 +203,6 @@ def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
     visit.until(lambda: "Computed by" in visit.page.inner_text("#host-proof"))
 
 
-def test_what_was_typed_outlasts_a_guess(visit: Visit) -> None:
-    visit.open_lesson(1)
-    visit.open_form()
-    length = visit.page.evaluate("history.length")
-    visit.page.fill("#budget", "9")
-    visit.page.fill("#guess-2", "7")
-    visit.page.fill("#guess-1", "1")
-    visit.follow("form:has(#guess-1) button")
-    visit.page.fill("#guess-1", "2")
-    visit.follow("form:has(#guess-1) button")
-    fields = [visit.page.input_value(f"#{name}") for name in ("budget", "guess-2", "guess-1")]
-    assert fields == ["9", "7", "2"]
-    assert visit.page.evaluate("history.length") == length, "guesses are one page"
-
-
 def test_other_files_of_the_host_are_left_alone(visit: Visit, folder: Path) -> None:
     top = folder / "a path" / "lab"
     (top / "worker.js").write_text("other")
@@ -271,11 +254,8 @@ def test_a_link_a_proof_and_a_run_that_are_stopped(browser: Any, address: str) -
 
 
 def solved(number: str) -> str:
-    """A link to a lesson with a right answer to each of its exercises."""
-    again, lesson = cache(lessons.again), LESSONS[number]
-    guesses = [judged_guesses(lesson, place, again(lesson.start), again)[0][0] for place in range(len(GUESSES))]
-    settings = replace(lesson.start, **SETTINGS[number][0])
-    return f"{link_of(settings)}&{urlencode(dict(zip(GUESSES, guesses, strict=True)))}"
+    """A link to a lesson with a right answer."""
+    return link_of(replace(LESSONS[number].start, **SETTINGS[number][0]))
 
 
 def test_a_page_here_is_the_page_of_the_server(visit: Visit) -> None:

@@ -137,9 +137,6 @@ function begin(left) {
   if (current) place(views.find((one) => one.id === document.body.dataset.start) || current);
   fromHash();
   history.scrollRestoration = "manual";
-  listen(window, "load", () => {
-    scrollTo(0, 0);  // a view is not at its place in the page
-    document.querySelector("[autofocus]")?.scrollIntoView({ block: "center" });
-  });
+  listen(window, "load", () => scrollTo(0, 0));  // a view is not at its place in the page
   left.addEventListener("abort", () => { for (const one of Object.values(players)) one.pause(); });
 }

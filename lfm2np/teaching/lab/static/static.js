@@ -78,10 +78,6 @@ async function ask(link) {
 
 function show(text, link) {
   const page = new DOMParser().parseFromString(text, "text/html");
-  for (const field of page.querySelectorAll("[autofocus]")) {  // which a browser obeys once a document, and complains
-    field.removeAttribute("autofocus");
-    field.dataset.focus = "";
-  }
   left.abort();
   left = new AbortController();
   document.body.replaceWith(document.adoptNode(page.body));
@@ -104,28 +100,17 @@ async function visit(link, isNew) {
     if (!isNew) history.replaceState(null, "", shown || HOME.pathname);
     return tell();
   }
-  const isGuess = withoutGuesses(link) === withoutGuesses(shown);  // Back leads to the page before them
-  if (isNew) history[isGuess ? "replaceState" : "pushState"](null, "", link || HOME.pathname);
+  if (isNew) history.pushState(null, "", link || HOME.pathname);
   show(answer.text, link);
-  const guess = document.querySelector("[data-focus]");
-  if (guess) return guess.focus();
   const title = document.querySelector(".lesson-text h2") || document.querySelector("h1");
   title.tabIndex = -1;
   title.focus({ preventScroll: true });
-}
-function withoutGuesses(link) {
-  return [...new URLSearchParams(link)].filter(([name]) => !name.startsWith("guess-")).join();
 }
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href]")?.getAttribute("href");
   if (link === undefined || !/^(\?|\.\/$)/.test(link) || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   visit(link === "./" ? "" : link, true);
-});
-document.addEventListener("submit", (event) => {  // a guess; the settings' form is lab.js's
-  if (event.defaultPrevented) return;
-  event.preventDefault();
-  visit(`?${new URLSearchParams(new FormData(event.target))}`, true);
 });
 addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); else turn += 1; });
 
