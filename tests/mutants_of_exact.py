@@ -151,7 +151,7 @@ def end_when_idle() -> None:
 
 def prepare_comparison() -> Drawn:
     """Draws the examples, and compiles all modules, once for all mutants."""
-    sys.path[:0] = [str(TOP), str(COMPARISON.parent), str(TOP / "tests" / "arithmetic")]  # its operands are there
+    sys.path[:0] = [str(TOP), str(COMPARISON.parent)]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp()
     settings.register_profile(

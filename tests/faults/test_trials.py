@@ -71,14 +71,14 @@ def results(*statuses: str) -> Any:
 )
 def test_a_property_catches_a_fault_that_holds_without_it(monkeypatch, statuses, caught, by) -> None:
     monkeypatch.setattr(trial, "run_property", results(*statuses))
-    row = trial.try_fault(FAULTS[0], trial.suite()[:1], "ci")
+    row = trial.try_fault(FAULTS[0], trial.EVERYTHING[:1], "ci")
     assert (row["caught"], row["by"]) == (caught, by)
 
 
 @pytest.mark.parametrize("status", ["failed", "passed"])
 def test_a_variant_that_fails_a_property_is_flagged(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     monkeypatch.setattr(trial, "run_property", results(status))
-    assert trial.try_variant(VARIANTS[0], trial.suite()[:1], "quick")["caught"] == (status == "failed")
+    assert trial.try_variant(VARIANTS[0], trial.EVERYTHING[:1], "quick")["caught"] == (status == "failed")
 
 
 def test_nothing_computed_under_a_fault_is_left_when_its_catch_is_tried_without_it(
@@ -93,5 +93,5 @@ def test_nothing_computed_under_a_fault_is_left_when_its_catch_is_tried_without_
         return Result(prop.id, "failed" if len(sizes) == 1 else "passed", examples=1)
 
     monkeypatch.setattr(trial, "run_property", fills)
-    assert trial.try_fault(FAULTS[0], trial.suite()[:1])["caught"]
+    assert trial.try_fault(FAULTS[0], trial.EVERYTHING[:1])["caught"]
     assert sizes == [0, 0]

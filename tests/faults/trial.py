@@ -7,12 +7,12 @@ it in tests/.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from internal_properties.catalogue import EVERYTHING
 
 from faults import Fault, Variant, by_name, inject
 from lfm2np.suite.adapters import load_once, own
@@ -87,18 +87,10 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def suite() -> Sequence[Property]:
-    """The properties of any engine, and those of this package's own parts."""
-    tests = str(Path(__file__).parents[1] / "engine")
-    sys.path += [] if tests in sys.path else [tests]
-    everything: Sequence[Property] = importlib.import_module("internal_properties.catalogue").EVERYTHING
-    return everything
-
-
 def main(name: str, profile: str = "ci") -> None:
     chosen = by_name(name)
     attempt = try_variant if isinstance(chosen, Variant) else try_fault
-    print(json.dumps(attempt(chosen, suite(), profile)))
+    print(json.dumps(attempt(chosen, EVERYTHING, profile)))
 
 
 if __name__ == "__main__":

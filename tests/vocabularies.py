@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.truth.config import ModelConfig
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 TRAINED = FIXTURES / "trained"
 UNUSED = 5
 LFM2_SPLIT = "|".join(
