@@ -57,7 +57,7 @@ for owner in (Ieee, Emulated):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers of pytest-xdist share the cores: one BLAS thread each, unless another number was asked for.
+    """Workers of pytest-xdist share the cores: one thread each for BLAS and PyTorch, unless another number is set.
 
     A shell's background jobs ignore SIGINT, and so would every process that a test starts and interrupts.
     """
@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def is_bare(config: pytest.Config) -> bool:

@@ -27,7 +27,12 @@ FIRST = {  # by section: what sees its faults soonest
     "B": ("scheduler-machine", "every-schedule", "prefix-hits", "drafts-are-counted"),
     "C": ("scheduler-machine", "every-schedule", "refusals"),
     "D": (
-        *("text-is-what-the-tokens-say", "speculative-is-plain", "sampling-is-its-definition", "any-noise"),
+        "one-bos",
+        "rejection-is-exact",
+        "text-is-what-the-tokens-say",
+        "speculative-is-plain",
+        "sampling-is-its-definition",
+        "any-noise",
         "equals-reference",
     ),
     "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),

@@ -199,7 +199,7 @@ def form(typed: Typed, problems: Wrong, outcome: Outcome | None) -> Markup:
         ),
         element(
             "details",
-            element("summary", "Scheduler, memory, guesses, a bug"),
+            element("summary", "Scheduler, memory, drafts, a bug"),
             element("div", [single_field(field, given(field, typed), problems) for field in single], class_="fields"),
             class_="more-settings",
             open=is_open,

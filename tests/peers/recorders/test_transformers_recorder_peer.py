@@ -73,8 +73,15 @@ def test_transformers_is_right_in_every_operation_of_every_step(directory: Path,
     assert (report.unreached, report.unknown, report.format) == ((), (), format_name)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(
+    ("format_name", "padded"),
+    [
+        ("float32", True),
+        ("bfloat16", False),
+        *(pytest.param(*more, marks=pytest.mark.night) for more in (("float32", False), ("bfloat16", True))),
+        *(pytest.param("float16", padded, marks=pytest.mark.night) for padded in (False, True)),
+    ],
+)
 def test_eager_attention_shows_its_weights_also_beside_longer_prompts(format_name: str, padded: bool) -> None:
     recorder = recorded(TRAINED, format_name, padded, prepare=eager)
     report = report_of(recorder)
@@ -154,7 +161,13 @@ def test_an_expert_that_is_another_shows_in_the_sum_of_those_that_chose_it(imple
 @pytest.mark.parametrize(  # every pair of two of the three choices
     ("directory", "format_name", "padded"),
     [
-        pytest.param(directory, format_name, (index + place) % 2 == 0, id=f"{directory.name}-{format_name}")
+        pytest.param(
+            directory,
+            format_name,
+            (index + place) % 2 == 0,
+            id=f"{directory.name}-{format_name}",
+            marks=[pytest.mark.night] if format_name == "float16" else [],
+        )
         for index, directory in enumerate(LFM3S)
         for place, format_name in enumerate(FORMATS)
     ],
