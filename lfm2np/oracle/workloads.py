@@ -43,6 +43,7 @@ TEXTS = (
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
+FREE = 96  # such prompts at temperature 1: fewer do not show a top_p of 0.9 that nobody asked for
 HALF = 0.5  # the temperature of such tokens, too
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
@@ -286,14 +287,14 @@ def seeds(writer: Writer) -> Iterator[list[Request]]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
     are random: a token that is certain is drawn with any seed.
     """
-    numbered = [(seed, writer.drawn_ids(length)) for seed, length in enumerate((*SEEDS, *[4] * DRAWN))]
+    numbered = [(seed, writer.drawn_ids(length)) for seed, length in enumerate((*SEEDS, *[4] * FREE))]
     for prefix in ("cold", "warm"):
         for seed, ids in numbered[: len(SEEDS)]:
             yield [writer.request(ids, 2, seed, prefix=prefix)]
     for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
         prefix = "warm" if start < len(SEEDS) else "cold"
         together = numbered[start : start + writer.at_once]
-        yield [writer.request(ids, 2, seed, prefix=prefix) for seed, ids in together]
+        yield [writer.request(ids, 2 if prefix == "warm" else 5, seed, prefix=prefix) for seed, ids in together]
 
 
 @case("the prefix cache takes blocks without what stands before them")
@@ -310,13 +311,15 @@ def unchained(writer: Writer) -> Iterator[list[Request]]:
 @case("samples of one request that share keys, state or random numbers", "several samples (n > 1)")
 def samples(writer: Writer) -> Iterator[list[Request]]:
     """A chat, whose answer ends soon (see sending.past_ends); then three samples of a prompt that ends within a block,
-    alone and two such requests together."""
+    alone and two such requests together; and of short prompts, whose first tokens tell how each sample is drawn."""
     if writer.tokenizer is not None:
         with contextlib.suppress(TokenizerError):  # no chat template, or none that can be rendered
             yield writer.each([writer.tokenizer.encode_chat(SHORT_CHAT)[: writer.longest]], 2 * NEW)
     prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
     asked = [changed(writer.request(ids, 8, 1000 + index), n=3) for index, ids in enumerate(prompts)]
     yield from ([asked[0]], [asked[1]], asked[2:])
+    short = [changed(writer.request(writer.drawn_ids(4), 2, 1100 + 3 * index), n=3) for index in range(DRAWN)]
+    yield from (short[start : start + writer.at_once] for start in range(0, DRAWN, writer.at_once))
 
 
 @case(f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it", "temperatures other than 0 and 1")

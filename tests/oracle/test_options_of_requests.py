@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engines import checked_target, chunked, float32, known_of, loaded, own, planted
+from engines import PLENTY, checked_target, chunked, float32, known_of, loaded, own, planted
 from faults import Fault, inject
 
 from lfm2np.commands.serve.app import make_app
@@ -21,11 +21,12 @@ from lfm2np.oracle.check import judged
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.records import Answer, Request, changed
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
+from lfm2np.suite.adapters import Own
 
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
@@ -38,6 +39,21 @@ ROWS_READ_BACK = planted("lfm2np.engine.step:forward", CALLED, CALLED.replace("i
 ENDS = "*(model.config.eos_token_ids if index else eos)"
 FIRST_SAMPLE_GOES_ON = planted("lfm2np.engine.sequence:make_sequences", "*eos", ENDS)
 OTHER_TEMPERATURE = planted("lfm2np.engine.sampling.choice:filtered", "/ params.temperature", "/ 1.0")
+
+
+class Leaking(Own):
+    """Draws with parameters that nobody asked for, as servers take them from generation_config.json."""
+
+    def __init__(self, model: Model, sizes: dict[str, Any], **params: Any) -> None:
+        super().__init__(model, sizes)
+        self.params = params
+
+    def add(self, request: Request) -> None:
+        super().add(changed(request, **self.params) if request.is_sampled else request)
+
+
+def leaking(**params: Any) -> Factory:
+    return lambda model, sizes: Leaking(loaded(model, "float32"), {**PLENTY, **sizes}, **params)
 
 
 WRONG: dict[str, tuple[Factory, str | Fault, str, str]] = {  # engine, fault, case, and what a reason says
@@ -53,6 +69,17 @@ WRONG: dict[str, tuple[Factory, str | Fault, str, str]] = {  # engine, fault, ca
     "ignore_eos for the first sample only": (float32, FIRST_SAMPLE_GOES_ON, "samples", "ignore_eos is for all of them"),
     "another temperature": (float32, OTHER_TEMPERATURE, "temperatures", "as if at temperature 1"),
 }
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [({"top_p": 0.9}, "as if with top_p 0.9"), ({"min_p": 0.15}, "as if with min_p 0.15"), ({"top_k": 50}, "top_k 40")],
+)
+def test_a_filter_that_nobody_asked_for_is_named(model: Model, params: dict[str, float], words: str) -> None:
+    target = PythonTarget(leaking(**params), model.path)
+    result = checked_target(model, target, cases=("seeds", "temperatures"), at_once=8)
+    assert result.total.verdict is Verdict.BUG
+    assert any(words in reason for reason in result.total.reasons), result.total.reasons
 
 
 @pytest.mark.parametrize("name", WRONG)

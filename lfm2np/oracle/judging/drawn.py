@@ -2,7 +2,8 @@
 
 A gambler bets at fair odds that the engine samples in some other way. If it samples correctly, his capital, the product
 of what his way gives each token over what the truth gives it, exceeds 1 / error at any time with a probability of at
-most `error`. He splits his stake evenly among the ways below.
+most `error`. He splits his stake evenly among the ways below. Filters that nobody asked for, as a server may take them
+from generation_config.json, are bet on over the tokens of all temperatures.
 
 Source: Ville 1939; Ramdas et al. 2023, Game-theoretic statistics and safe anytime-valid inference, section 2.
 """
@@ -10,41 +11,144 @@ Source: Ville 1939; Ramdas et al. 2023, Game-theoretic statistics and safe anyti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.engines.records import Pair
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.engines.records import Pair, Request
 from lfm2np.oracle.judging.scored import Known, spoken, truths_of
 from lfm2np.oracle.judging.truth import LIKELY, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position
 
+Array = NDArray[Any]
+
 ERROR = 1e-6  # the probability that a right engine is called wrong
-LEAST = 8  # answers with different seeds, for any judgement
-GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
+LEAST = 4  # answers with different seeds, for any judgement
+STAKE = 0.95  # of the stake on the tokens of a way; the rest follows the truth
+BORDER = 4.0  # standard deviations by which rounding exchanges tokens at the border of a filter
 TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 AS_IF = "are drawn as if"  # in what is said of tokens that are drawn in another way
-Bet = Callable[[Truth, int, int], float]  # of a stored row and a column of a truth: the logarithm of that token's stake
+SHAPING = (  # parameters that change the distribution besides the temperature
+    *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("min_tokens", "allowed_token_ids", "banned_token_ids"),
+)
 
 
-def on_greedy(truth: Truth, row: int, column: int) -> float:
-    others = (1.0 - GREEDY) * math.exp(truth.logprobs[row, column])
-    return math.log(others + GREEDY * (truth.columns[row, column] == truth.best[row]))
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One token that an engine drew; `row` and `column` are its place in the arrays of the truth.
+
+    scale  of its log-probability's error in the engine's format, 0 where that is not known
+    """
+
+    request_id: str
+    truth: Truth
+    row: int
+    column: int
+    temperature: float
+    scale: float
+
+    @property
+    def power(self) -> float:
+        return 1.0 / self.temperature
+
+    @property
+    def slack(self) -> float:
+        """How far rounding may lift the logarithm of a probability at the temperature."""
+        return max(1.0, self.power) * LIMIT * self.scale
+
+    @property
+    def logprob(self) -> float:
+        return float(self.truth.logprobs[self.row, self.column])
 
 
-def on_any(truth: Truth, row: int, column: int) -> float:
-    return -math.log(truth.vocab_size)
+# --- ways to draw tokens: of each token the logarithm of the factor by which the capital grows
+
+Way = Callable[[Drawn], float]
+Places = Callable[
+    [Array], tuple[int, int] | None
+]  # of shares [LIKELY] in falling order; None: not to be told from them
 
 
-def on_temperature(temperature: float) -> Bet:
-    """An upper bound of what that temperature gives the token: for unknown columns the most is assumed."""
+def any_token(drawn: Drawn) -> float:
+    return -math.log(drawn.truth.vocab_size) - fair_share(drawn)
 
-    def bet(truth: Truth, row: int, column: int) -> float:
-        power = 1.0 / temperature
-        return power * float(truth.logprobs[row, column]) - math.log(totals(truth, row, power)[1])
 
-    return bet
+def at_temperature(temperature: float) -> Way:
+    """A lower bound of what that temperature gives the token: for unknown columns the most is assumed."""
+    power = 1.0 / temperature
+
+    def gain(drawn: Drawn) -> float:
+        return power * drawn.logprob - math.log(totals(drawn.truth, drawn.row, power)[1]) - fair_share(drawn)
+
+    return gain
+
+
+def only(places: Places) -> Way:
+    """Only tokens at these places come, the likeliest being the first. The bet is on whether the token is one of them,
+    of which a right engine's rounding changes the probability least.
+    """
+
+    def gain(drawn: Drawn) -> float:
+        weights = np.exp(drawn.power * drawn.truth.logprobs[drawn.row])
+        order = np.argsort(-weights, kind="stable")[:LIKELY]
+        least, most = totals(drawn.truth, drawn.row, drawn.power)
+        where = places(weights[order] / most)
+        if where is None:
+            return 0.0
+        start, stop = where
+        least_share = weights[order[stop - 1]] * math.exp(-BORDER * drawn.power * drawn.scale)
+        while stop < len(order) and weights[order[stop]] >= least_share:
+            stop += 1
+        if stop == len(order):
+            return 0.0
+        chosen = order[start:stop]
+        if drawn.column not in chosen:
+            return math.log1p(-STAKE) - drawn.slack
+        together = math.fsum(weights[chosen])
+        fair = min(1.0, together / least)
+        fair = min(fair * math.exp(drawn.slack), 1.0 - (1.0 - fair) * math.exp(-drawn.slack))
+        return math.log(STAKE + (1.0 - STAKE) * together / most) - math.log(fair)
+
+    return gain
+
+
+def top_k(count: int) -> Places:
+    return lambda shares: (0, count) if count < len(shares) else None
+
+
+def top_p(share: float) -> Places:
+    def places(shares: Array) -> tuple[int, int] | None:
+        stop = int(np.searchsorted(np.cumsum(shares), share)) + 1
+        return (0, stop) if stop <= len(shares) else None
+
+    return places
+
+
+def min_p(share: float) -> Places:
+    def places(shares: Array) -> tuple[int, int] | None:
+        stop = int(np.count_nonzero(shares >= share * shares[0]))
+        return (0, stop) if stop < len(shares) else None
+
+    return places
+
+
+WAYS: Mapping[str, Way] = {
+    "greedily": only(lambda shares: (0, 1)),
+    "with the second likeliest token always": only(lambda shares: (1, 2)),
+    "with each token as likely as any other": any_token,
+    **{f"at temperature {temperature:g}": at_temperature(temperature) for temperature in TEMPERATURES},
+}
+FILTERS: Mapping[str, Way] = {
+    **{f"with top_p {share:g}": only(top_p(share)) for share in (0.95, 0.9, 0.8, 0.5)},
+    **{f"with top_k {count}": only(top_k(count)) for count in (40, 20)},
+    **{f"with min_p {share:g}": only(min_p(share)) for share in (0.05, 0.15)},
+}
 
 
 def totals(truth: Truth, row: int, power: float) -> tuple[float, float]:
@@ -63,11 +167,21 @@ def totals(truth: Truth, row: int, power: float) -> tuple[float, float]:
     return total + bounds[0], total + bounds[1]
 
 
-WAYS: Mapping[str, Bet] = {
-    "greedily": on_greedy,
-    "with each token as likely as any other": on_any,
-    **{f"at temperature {temperature:g}": on_temperature(temperature) for temperature in TEMPERATURES},
-}
+def fair_share(drawn: Drawn) -> float:
+    """An upper bound of the logarithm of a token's probability at its temperature, in any engine of the format."""
+    exact = drawn.power * drawn.logprob - math.log(totals(drawn.truth, drawn.row, drawn.power)[0])
+    return min(0.0, exact + drawn.slack)
+
+
+# --- tests
+
+
+class Test(NamedTuple):
+    """Tokens that are drawn in one way, if wrongly: the first answers of each seed; others may use the same noise."""
+
+    words: str  # behind "tokens drawn"
+    ways: Mapping[str, Way]
+    by_seed: dict[int | None, Pair]
 
 
 def drawn_wrongly(
@@ -75,83 +189,89 @@ def drawn_wrongly(
 ) -> tuple[str, str] | None:
     """The id of the request by which it shows, and how the engine seems to sample; None if it may be right.
 
-    Each temperature is a test of its own, and so are samples of the same request: they share `error`.
+    All tests share `error`.
     """
     sampled = [pair for pair in pairs if pair[0].is_sampled and pair[1].error is None and pair[1].token_ids]
-    by_temperature: dict[float, list[Pair]] = {}
-    for request, answer in sampled:
-        by_temperature.setdefault(request.params.temperature, []).append((request, answer))
-    error /= len(by_temperature) + 1
+    sampled = [(request, answer) for request, answer in sampled if not is_shaped(request)]
+    if not sampled:
+        return None
+    tests = [test for test in tests_of(sampled) if len(test.by_seed) >= LEAST]
+    truths = truths_of(model, sampled, known)
     scales = {(position.request.request_id, position.row): position.scale for position in positions}
-    for temperature, some in by_temperature.items():
-        if wrong := drawn_at_another(model, temperature, some, scales, known, error):
-            return wrong
-    return drawn_alike(model, [pair for pair in sampled if pair[0].params.n > 1], scales, known, error)
+    error /= len(tests) + 1
+    found = []
+    for words, ways, by_seed in tests:
+        drawn = (each for pair in by_seed.values() for each in drawn_of(pair, truths, scales))
+        if won := way_that_wins(drawn, ways, error):
+            capital, last, count, way = won
+            found.append((capital, last, f"{count} tokens drawn{words} {AS_IF} {way}"))
+    if found:
+        return max(found)[1:]
+    return drawn_alike([pair for pair in sampled if pair[0].params.n > 1], truths, scales, error)
+
+
+def is_shaped(request: Request) -> bool:
+    default = SamplingParams()
+    return any(getattr(request.params, name) != getattr(default, name) for name in SHAPING)
+
+
+def tests_of(sampled: Sequence[Pair]) -> list[Test]:
+    """One of each temperature and, of several samples, each sample; then one of all first samples together."""
+    tests: dict[tuple[float, int | None], Test] = {}
+    together = Test("", FILTERS, {})
+    for request, answer in sampled:
+        temperature, sample = request.params.temperature, request.sample if request.params.n > 1 else None
+        words = f" at temperature {temperature:g}" + ("" if sample is None else f" for sample {sample}")
+        test = tests.setdefault((temperature, sample), Test(words, WAYS, {}))
+        test.by_seed.setdefault(request.params.seed, (request, answer))
+        if request.sample == 0:
+            together.by_seed.setdefault(request.params.seed, (request, answer))
+    return [*tests.values(), together]
 
 
 Scales = Mapping[tuple[str, int], float]  # of log-probabilities, by request and row
+Truths = Mapping[Any, Truth]
 
 
-def drawn_alike(
-    model: LoadedModel, pairs: Sequence[Pair], scales: Scales, known: Known, error: float
-) -> tuple[str, str] | None:
+def drawn_of(pair: Pair, truths: Truths, scales: Scales) -> Iterator[Drawn]:
+    """The tokens of an answer in turn."""
+    request, answer = pair
+    truth, start = truths[spoken(request, answer)], len(request.prompt_token_ids) - 1
+    for row, token in enumerate(answer.ids, start):
+        scale = scales.get((request.request_id, row), 0.0)
+        column, temperature = truth.at(row, token), request.params.temperature
+        yield Drawn(request.request_id, truth, row - truth.first, column, temperature, scale)
+
+
+def way_that_wins(drawn: Iterator[Drawn], ways: Mapping[str, Way], error: float) -> tuple[float, str, int, str] | None:
+    """Of the way that has won the most in the end, if any ever had enough: its capital, the request by which a way had
+    enough, how many tokens were drawn, and the way.
+    """
+    capital, enough = dict.fromkeys(ways, 0.0), math.log(len(ways) / error)
+    count, last = 0, ""
+    for count, each in enumerate(drawn, start=1):  # noqa: B007 - the number of all of them
+        for name, way in ways.items():
+            capital[name] += way(each)
+        if not last and max(capital.values()) > enough:
+            last = each.request_id
+    best = max(capital, key=lambda name: capital[name])
+    return (capital[best], last, count, best) if last else None
+
+
+def drawn_alike(pairs: Sequence[Pair], truths: Truths, scales: Scales, error: float) -> tuple[str, str] | None:
     """Whether samples repeat the first one of their request: the stake is on its tokens, until one differs."""
-    truths, capital = truths_of(model, pairs, known), 0.0
     first: dict[tuple[object, ...], tuple[int, ...]] = {}
+    capital = 0.0
     for request, answer in pairs:
-        ids, key = answer.token_ids or (), (request.prompt_token_ids, request.params.seed)
-        others = first.setdefault(key, ids)
-        if others is ids:
+        others = first.setdefault((request.prompt_token_ids, request.params.seed), answer.ids)
+        if others is answer.ids:
             continue
-        truth, start = truths[spoken(request, answer)], len(request.prompt_token_ids) - 1
-        for row, (token, other) in enumerate(zip(ids, others, strict=False), start):
-            fair = fair_share(
-                truth, row - truth.first, truth.at(row, token), 1.0, scales.get((request.request_id, row), 0.0)
-            )
-            capital += math.log(GREEDY * (token == other) + (1.0 - GREEDY) * math.exp(fair)) - fair
+        for each, token, other in zip(drawn_of((request, answer), truths, scales), answer.ids, others, strict=False):
+            fair = fair_share(each)
+            capital += math.log(STAKE * (token == other) + (1.0 - STAKE) * math.exp(fair)) - fair
             if token != other:
                 break
         if capital > -math.log(error):
-            return (
-                request.request_id,
-                f"the {request.params.n} samples of a request are drawn with the same random numbers",
-            )
-    return None
-
-
-def fair_share(truth: Truth, row: int, column: int, temperature: float, scale: float) -> float:
-    """An upper bound of the logarithm of a token's probability at a temperature, in any engine of the format."""
-    power = 1.0 / temperature
-    exact = power * float(truth.logprobs[row, column]) - math.log(totals(truth, row, power)[0])
-    return min(0.0, exact + max(1.0, power) * LIMIT * scale)
-
-
-def drawn_at_another(
-    model: LoadedModel, temperature: float, pairs: Sequence[Pair], scales: Scales, known: Known, error: float
-) -> tuple[str, str] | None:
-    """Of each seed the first answer counts: others may use the same random numbers. Each token is taken to be as likely
-    as any engine of the format may have it.
-    """
-    by_seed: dict[int | None, Pair] = {}
-    for request, answer in pairs:
-        by_seed.setdefault(request.params.seed, (request, answer))
-    drawn = list(by_seed.values())
-    if len(drawn) < LEAST:
-        return None
-    truths = truths_of(model, drawn, known)
-    capital, count = dict.fromkeys(WAYS, 0.0), 0
-    for request, answer in drawn:
-        truth, ids = truths[spoken(request, answer)], (*request.prompt_token_ids, *(answer.token_ids or ()))
-        for row in range(len(request.prompt_token_ids) - 1, len(ids) - 1):
-            count += 1
-            column, index = truth.at(row, ids[row + 1]), row - truth.first
-            fair = fair_share(truth, index, column, temperature, scales.get((request.request_id, row), 0.0))
-            for name, bet in WAYS.items():
-                capital[name] += bet(truth, index, column) - fair
-        best = max(capital, key=lambda name: capital[name])
-        if capital[best] - math.log(len(WAYS)) > -math.log(error):
-            return (
-                request.request_id,
-                f"the {count} tokens drawn so far at temperature {temperature:g} {AS_IF} {best}",
-            )
+            words = f"the {request.params.n} samples of a request are drawn with the same random numbers"
+            return request.request_id, words
     return None
