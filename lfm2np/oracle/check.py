@@ -25,6 +25,7 @@ from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.listed import not_the_likeliest
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
@@ -169,7 +170,7 @@ def judged(
         positions = judge(model, format_name, pairs, scoring, known, DRAWS)  # a better estimate may change the verdict
     tokenizer = model.tokenizer if model.has_tokenizer else None
     drawn = drawn_wrongly(model, pairs, positions, known)
-    more = dict([drawn] if drawn else [])
+    more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
