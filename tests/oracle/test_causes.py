@@ -111,6 +111,11 @@ SINGLE: dict[str, tuple[Callable[[Position], bool], str, str]] = {
         "at the first new token",
         "at all other tokens",
     ),
+    "end": (
+        lambda at: at.row + 2 == len(at.request.prompt_token_ids) + at.request.max_tokens,
+        "at the last token of an answer",
+        "before it",
+    ),
     "aborted": (  # and those after are right
         lambda at: abort_of(at) == "beside",
         "beside cancelled requests",

@@ -55,6 +55,12 @@ def phase_of(position: Position) -> str:
     return "prompt" if index < 0 else "decode" if index else "first"
 
 
+def end_of(position: Position) -> str:
+    """Whether the token that is predicted there is the last that was asked for."""
+    request = position.request
+    return "last" if position.row + 2 == len(request.prompt_token_ids) + request.max_tokens else ""
+
+
 def place_of(position: Position) -> str:
     """Its request's place in its trace."""
     if not position.request.tags.get("beside"):
@@ -149,6 +155,10 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
             "beside": Sides("beside cancelled requests", FREED, "before any cancelled request or after", FREED),
             "after": Sides("after cancelled requests", FREED, "before and beside cancelled requests", FREED),
         },
+    ),
+    "end": Tag(
+        lambda position, _: end_of(position),
+        {"last": Sides("at the last token of an answer", "what is done or reported when a request ends", "before it")},
     ),
     "row": number(
         lambda position, _: position.row,
