@@ -97,7 +97,9 @@ class Recorder:
         if self._is_over:
             return
         if start is not None and not 0 <= start <= known:
-            raise DumpError(f"step {len(self._steps)}: start={start} after {known} tokens, expected at most {known}")
+            hit = "; of a prefix hit name the tokens before it: Recorder(prefix=...)"
+            words = f"start={start} after {known} tokens, expected at most {known}{hit}"
+            raise DumpError(f"step {len(self._steps)}: {words}")
         first = known if start is None else int(start)
         while self._steps and self._steps[-1].start >= first:
             self._steps.pop()
