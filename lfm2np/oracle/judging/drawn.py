@@ -179,7 +179,7 @@ def fair_share(drawn: Drawn) -> float:
 class Test(NamedTuple):
     """Tokens that are drawn in one way, if wrongly: the first answers of each seed; others may use the same noise."""
 
-    words: str  # behind "tokens drawn"
+    words: str  # behind "tokens"
     ways: Mapping[str, Way]
     by_seed: dict[int | None, Pair]
 
@@ -204,7 +204,7 @@ def drawn_wrongly(
         drawn = (each for pair in by_seed.values() for each in drawn_of(pair, truths, scales))
         if won := way_that_wins(drawn, ways, error):
             capital, last, count, way = won
-            found.append((capital, last, f"{count} tokens drawn{words} {AS_IF} {way}"))
+            found.append((capital, last, f"{count} tokens{words} {AS_IF} {way}"))
     if found:
         return max(found)[1:]
     return drawn_alike([pair for pair in sampled if pair[0].params.n > 1], truths, scales, error)
@@ -221,7 +221,7 @@ def tests_of(sampled: Sequence[Pair]) -> list[Test]:
     together = Test("", FILTERS, {})
     for request, answer in sampled:
         temperature, sample = request.params.temperature, request.sample if request.params.n > 1 else None
-        words = f" at temperature {temperature:g}" + ("" if sample is None else f" for sample {sample}")
+        words = f" at temperature {temperature:g}" + ("" if sample is None else f" of sample {sample}")
         test = tests.setdefault((temperature, sample), Test(words, WAYS, {}))
         test.by_seed.setdefault(request.params.seed, (request, answer))
         if request.sample == 0:

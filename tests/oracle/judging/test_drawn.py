@@ -78,7 +78,7 @@ def test_each_of_several_samples_is_judged_by_itself(model: Model, rank: int, wo
         answers = (Answer(first.token_ids), ranked(model, prompt, rank), Answer(last.token_ids))
         pairs += zip(samples_of(changed(request, n=3, max_tokens=2)), answers, strict=True)
     cause = drawn_wrongly(model, pairs, [], Known())
-    assert cause is not None and f"for sample 1 are drawn as if {words}" in cause[1]
+    assert cause is not None and f"of sample 1 are drawn as if {words}" in cause[1]
 
 
 def test_right_draws_are_right(model: Model) -> None:

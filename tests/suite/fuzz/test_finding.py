@@ -114,7 +114,7 @@ def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     played = Played(tuple((Answer(ids),) for ids in likeliest))
     finding = ByTruth(model(), "float32").finding(trace, played)
     assert finding is not None and finding.kind == WRONG
-    assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
+    assert finding.what.endswith("tokens at temperature 1 are drawn as if greedily")
     params = [
         lfm2np.SamplingParams(temperature=1.0, seed=request.params.seed, max_tokens=2) for request in trace.requests
     ]
