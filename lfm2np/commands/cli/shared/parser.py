@@ -21,12 +21,13 @@ EXIT_CODES = """exit codes of check, fuzz, locate, rollouts, vectors and vet, wh
   0    right: every difference is within what the number format explains; the claim is accepted; done
   1    wrong
   2    no verdict: what is judged was not reported, or too little of it
-  3    could not run: arguments, checkpoint, file or engine
+  3    could not run: arguments, checkpoint, engine, memory, or a file or output that can't be read or written
 
 exit codes of the others:
   0    done; a server that was interrupted has completed its requests
-  1    a proof or a replay found a difference, the output can't be written, or memory ran out
-  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, a port in use)
+  1    a proof or a replay found a difference, standard output can't be written, or memory ran out
+  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, a port in use, an
+       option's FILE that can't be written)
   3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace can't be read
   4    a value is not finite, or a product could not be computed exactly
 
@@ -206,7 +207,7 @@ def add_command(
     )
     if is_verdict:
         parser.usage_exit_code = TargetError.exit_code
-    parser.set_defaults(run=judging(run) if is_verdict else run)
+    parser.set_defaults(run=judging(run) if is_verdict else run, is_verdict=is_verdict)
     if model:
         add_model(parser)
     if tokenizer:
