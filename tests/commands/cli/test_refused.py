@@ -44,7 +44,11 @@ REFUSED: list[tuple[str, int, str]] = [
     ("generate --model MODEL --prompt-ids ''", 2, "--prompt-ids ''"),
     *(
         (f"generate --model MODEL --prompt-ids {ids}", 2, "whole numbers with commas")
-        for ids in ("1,,2", "1.5", "9" * 5000, "1_0", "+1", "\u0661")
+        for ids in ("1,,2", "1.5", "1_0", "+1", "\u0661")
+    ),
+    *(
+        (f"generate --model MODEL --prompt-ids 1,{ids}", 2, "a number is too large, expected at most 18 digits")
+        for ids in ("9" * 19, "9" * 5000)
     ),
     ("generate --model MODEL --prompt-file /nowhere", 2, "/nowhere: does not exist"),
     ("generate --model MODEL --prompt-file /", 2, "/: is not a regular file"),
@@ -177,13 +181,16 @@ BAD_LINES = [  # of --requests: the command, a second line, and what is named
     ("generate", '{"prompt": "a", "tempreature": 1}', "tempreature"),
     ("generate", '{"prompt": "a", "temperature": NaN}', "NaN"),
     ("generate", '{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
+    ("generate", '{"prompt": "a", "arrival_step": 100001}', "100001: expected at most 100000: idle steps are run one"),
+    ("generate", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string that is not empty"),
     ("generate", '{"prompt": "a", "stop": ""}', "stop"),
     ("generate", "{", "not JSON"),
     ("score", "{}", "either prompt or prompt_token_ids"),
     ("score", '{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
     ("score", '{"prompt": "a", "completion": "b", "completion_token_ids": [1]}', "not both"),
     ("score", '{"prompt": 3}', "prompt 3: expected a string"),
-    ("score", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string"),
+    ("score", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string that is not empty"),
+    ("score", '{"prompt": "a", "completion": ""}', "completion '': expected a string that is not empty"),
     ("score", '{"prompt": "a", "max_tokens": 3}', "'max_tokens': expected some of completion, "),
     ("score", '{"prompt_token_ids": [1]}', "1 token to score"),
     ("score", '{"prompt_token_ids": [1, 300]}', "300"),
