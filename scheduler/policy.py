@@ -10,8 +10,9 @@ priority        key = arrival step + priority * patience: only requests that arr
                 for each level of priority can overtake. After that it is the oldest.
 prefill-first   prompts before decodes, but after `max_prefill_steps` steps in which decodes were left out, a step
                 serves decodes first: the oldest decode gets a token at least every max_prefill_steps + 1 steps.
-waiting-served  after at most `max_waiting_tokens` decode steps the queue is let in, as far as slots and blocks allow;
-                these are reserved whole, in order of arrival, so the head waits at most until those before it ended.
+waiting-served  `max_waiting_tokens` - 1 decode steps after the last admission, at least one, the queue is let in at the
+                latest, as far as slots and blocks allow; these are reserved whole, in order of arrival, so the head
+                waits at most until those before it ended.
 static          the next batch begins when the last one ended; requests enter in order of arrival.
 """
 
@@ -93,9 +94,10 @@ class PrefillFirst(FirstComeFirstServed):
 class WaitingServed(FirstComeFirstServed):
     """TGI's rule, not chunked: backends/v3/src/backend.rs, batching_task, and queue.rs, next_batch.
 
-    A new batch is taken from the queue if it has at least floor(running * waiting_served_ratio) requests, in float32,
-    or any at all once `max_waiting_tokens` decode steps have passed. Its prefill pauses decoding; after that one decode
-    step always follows. A prompt longer than the token budget, which TGI refuses, is computed in several steps.
+    A new batch is taken from the queue if at least floor(running * waiting_served_ratio) requests, in float32, fit
+    slots, blocks and budget, or any at all once the steps since the last batch are `max_waiting_tokens`: its prefill is
+    the first of them, the others decode. A prefill beside running requests pauses their decoding; after that one decode
+    step always follows, at any ratio. A prompt longer than the token budget, which TGI refuses, is computed in several steps.
     """
 
     name = "waiting-served"
@@ -119,7 +121,7 @@ class WaitingServed(FirstComeFirstServed):
         self._waiting_tokens, self._must_decode = self._waiting_tokens + count, False
 
     def _least(self, num_running: int) -> int:
-        """Requests that the queue must hold to be let in."""
+        """Requests that have to fit for any to be let in."""
         if self._waiting_tokens >= self.settings.max_waiting_tokens:
             return 1
         return int(float32(float32(num_running) * float32(self.settings.waiting_served_ratio)))

@@ -111,6 +111,13 @@ ONLY: dict[str, tuple[tuple[object, ...] | None, ...]] = {
     "attention_bias": (OFF, OFF, ANY),
     "mlp_bias": (OFF,) * 3,
     "partial_rotary_factor": (ONE,) * 3,
+    "final_logit_softcapping": ((None,),) * 3,
+    "attn_logit_softcapping": ((None,),) * 3,
+    "attention_multiplier": ((None,),) * 3,
+    "logits_scaling": (ONE,) * 3,
+    "logit_scale": (ONE,) * 3,
+    "embedding_multiplier": (ONE,) * 3,
+    "residual_multiplier": (ONE,) * 3,
     "is_causal": ((True,),) * 3,  # transformers 5.24 attends both ways under false
     "use_bidirectional_attention": (OFF,) * 3,
     "is_encoder_decoder": (OFF,) * 3,
@@ -177,6 +184,9 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     if unread := sorted(key for key, value in raw.items() if value is not None and key not in READ | IGNORED):
         why = "not read, as no published config of these models has such keys"
         warnings.warn(f"{path}: {', '.join(unread)}: {why}", stacklevel=2)
+    if config.model_type != "lfm3" and raw.get("rope_theta", config.rope_theta) != config.rope_theta:
+        why = f"not used, since rope_parameters or rope_scaling has {config.rope_theta}, as in transformers"
+        warnings.warn(f"{path}: rope_theta {show_json(raw['rope_theta'])}: {why}", stacklevel=2)
     if reading := reading_of(config):
         warnings.warn(f"{path}: {reading}", stacklevel=2)
     generation = directory / "generation_config.json"

@@ -313,7 +313,9 @@ class Engine:
         if self._ended is not None:
             raise RequestError(f"{call}: the engine has ended, by {self._ended}; make a new one")
         if self._is_inside:
-            raise RequestError(f"{call}: called from inside a step; wait until it is over")
+            raise RequestError(
+                f"{call}: called from inside a step; wait until it is over: an LLM or engine is for one thread"
+            )
 
     @contextlib.contextmanager
     def _or_end(self, call: str, refuses: bool = True) -> Iterator[None]:

@@ -14,14 +14,15 @@ x > u + limit * b; the set contains limit and float32_units.
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
-BUG           a token that is further behind, more tokens than expected, or a log-probability that is no number or
-              infinite (Python writes NaN and Infinity)
+BUG           a token that is further behind, more tokens than expected, or a log-probability above 0.01 (rounding may
+              lift a certain token's above 0), infinite or no number (Python writes NaN and Infinity); also -Infinity
+              where at least -16 is expected, a probability that every format holds
 INCONCLUSIVE  no answer, fewer tokens than expected, not one log-probability for each token (null is none), one of
               -Infinity, which is left of a probability that a format can't hold, or a token that the set can't judge
 
 After a token that is not the expected one the context differs, so the rest is not judged; a script feeds the expected
 tokens, so all of its are. Scripts without any answer are named as not run. Exit code: 0 right, 1 wrong, 2 inconclusive,
-3 could not run.
+3 could not run, or the output can't be written.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -36,6 +38,8 @@ from typing import Any, NamedTuple
 EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
 TOKENS_ONLY = "tokens only: no log-probabilities were reported, and errors that change no token can't be seen"
 FORMAT_VERSION = 4
+ROUNDING = 0.01  # may lift a log-probability above 0
+HELD = -16.0  # from here on every format holds a probability: float16's least is exp(-16.6)
 FIELDS = {  # of an answer: types of its items if it is a list, and what is expected
     "id": (None, "text"),
     "script": (None, "text"),
@@ -71,6 +75,8 @@ def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: 
         if format_name not in document["formats"]:
             raise PlainError(f"format {format_name!r}: expected one of {', '.join(document['formats'])}")
         vectors, scripts = {vector["id"]: vector for vector in document["vectors"]}, vectors_by_script(document)
+        if len(vectors) < len(document["vectors"]):
+            raise PlainError("not a sound vector set: two vectors have one id")
         judged: list[Judged] = []
         for number, answer in enumerate(answers, 1):
             script = answer.get("script")
@@ -84,7 +90,7 @@ def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: 
             *vectors,
             *(f"{script}/{id}" for script in scripts if script not in skipped for id in scripts[script]),
         ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as problem:
         raise PlainError(f"not a sound vector set: {type(problem).__name__}: {problem}") from None
     answered = set(map(name_of, answers))
     return judged + [Judged(name, None, INCONCLUSIVE, "not answered") for name in expected if name not in answered]
@@ -115,7 +121,7 @@ def judge_answer(
     """Up to the first token that is not the expected one; of a script all."""
     name, expected, tokens = name_of(answer), vector["token_ids"], answer.get("token_ids") or []
     if answer.get("error") is not None or not tokens:
-        return [Judged(name, None, INCONCLUSIVE, answer.get("error") or "no token_ids")]
+        return [Judged(name, None, INCONCLUSIVE, one_line(answer.get("error") or "no token_ids"))]
     logprobs = answer.get("logprobs")
     if logprobs is not None and len(logprobs) != len(tokens):
         words = f"logprobs: {len(logprobs)} for {len(tokens)} token_ids, expected one each"
@@ -144,6 +150,8 @@ def judge_token(
     standard deviation is at most the sum of the two."""
     if logprob is not None and (math.isnan(logprob) or logprob == math.inf):
         return BUG, f"log-probability {logprob} of token {token}: expected a finite number"
+    if logprob is not None and logprob > ROUNDING:
+        return BUG, f"log-probability {logprob:.9g} of token {token}: expected at most 0"
     top = position["top"]  # [id, log-probability, logit], best first
     behind, allowed = [top[0][2] - logit for _, _, logit in top], allowances(position, format_name, rules)
     rank = next((rank for rank, entry in enumerate(top) if entry[0] == token), None)
@@ -154,6 +162,8 @@ def judge_token(
     if rank and behind[rank] > allowed[rank]:
         explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
         return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
+    if logprob == -math.inf and top[rank][1] >= HELD:
+        return BUG, f"log-probability {logprob} of token {token}: expected {top[rank][1]:.9g}"
     if logprob == -math.inf:
         return INCONCLUSIVE, f"log-probability {logprob} of token {token}: the engine's format could not hold it"
     if logprob is not None:
@@ -238,6 +248,11 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
         is_right = isinstance(value, str if kinds is None else list)
         if value is not None and not (is_right and (kinds is None or all(type(each) in kinds for each in value))):
             raise PlainError(f"{where}: {name}: expected {words}")
+    try:
+        for logprob in answer.get("logprobs") or ():
+            float(logprob or 0)
+    except OverflowError:
+        raise PlainError(f"{where}: logprobs: a whole number that is too large for float64") from None
     return answer
 
 
@@ -280,10 +295,30 @@ def main(arguments: list[str]) -> int:
         answers, document = read_answers(arguments[1]), read_document(arguments[0])
         judged = judge(document, answers, arguments[3])
     except PlainError as problem:
-        print(problem, file=sys.stderr)
+        print(one_line(str(problem)), file=sys.stderr)
         return 3
-    print("\n".join(report(document, judged, answers)))
+    try:
+        if sys.stdout is None:
+            raise OSError("standard output is closed")
+        print("\n".join(report(document, judged, answers)), flush=True)
+    except BrokenPipeError:
+        discard_output()  # the reader has gone, as `head` does; the exit code still tells the verdict
+    except OSError as problem:
+        discard_output()
+        print(f"the output can't be written: {problem}", file=sys.stderr)
+        return 3
     return result(judged)
+
+
+def discard_output() -> None:
+    """Nothing more can be written, nor flushed when the process ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def one_line(text: str) -> str:
+    """Line ends and control characters of an engine's text escaped, as they could look like a verdict's line."""
+    return ascii(text)[1:-1]
 
 
 if __name__ == "__main__":

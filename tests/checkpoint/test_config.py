@@ -202,6 +202,13 @@ WRONG_VALUES: dict[str, list[object]] = {  # each of these, by its key
     "sliding_window": [256],
     "num_experts": [32],
     "num_local_experts": [4],
+    "final_logit_softcapping": [30.0],
+    "attn_logit_softcapping": [50.0],
+    "attention_multiplier": [0.5],
+    "logits_scaling": [8.0],
+    "logit_scale": [0.0625],
+    "embedding_multiplier": [12.0],
+    "residual_multiplier": [0.22],
     "is_causal": [False, None],
     "use_bidirectional_attention": [True],
     "is_encoder_decoder": [True],
@@ -377,10 +384,19 @@ def test_no_fixture_has_a_key_that_nobody_knows(path: Path) -> None:
         load_config(path.parent)
 
 
-def test_unknown_keys_are_reported_once_with_their_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"conv_dilation": 2, "attn_temperature": 1, "later": None}, "attn_temperature, conv_dilation: not read"),
+        ({"rope_parameters": ROPE, "rope_theta": 1e4}, "rope_theta 10000.0: not used, since rope_parameters or"),
+    ],
+)
+def test_keys_that_are_not_read_are_reported_once_with_their_file(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
     assert not IGNORED & READ
-    with pytest.warns(UserWarning, match=r"config\.json: attn_temperature, conv_dilation: not read") as caught:
-        load_config(write(tmp_path, raw_config(conv_dilation=2, attn_temperature=1, later=None)))
+    with pytest.warns(UserWarning, match=rf"config\.json: {re.escape(message)}") as caught:
+        load_config(write(tmp_path, raw_config(**keys)))
     assert len(caught) == 1
 
 

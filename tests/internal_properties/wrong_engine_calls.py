@@ -176,7 +176,10 @@ REQUESTS: Cases = (
     ("request id 'a': not known, or finished", lambda: own_engine().abort("a")),
     ("request id 'b': not known, or finished", lambda: lonely().preempt("b")),
     ("request id 'a': not running, can't be preempted", lambda: lonely().preempt("a")),
-    ("abort(): called from inside a step; wait until it is over", called_from_inside),
+    (
+        "abort(): called from inside a step; wait until it is over: an LLM or engine is for one thread",
+        called_from_inside,
+    ),
     ("shortest n-gram 0: expected a whole number, at least 1", lambda: NgramDrafter(4, 0)),
     ("longest n-gram 1: expected a whole number, at least 2", lambda: NgramDrafter(1, 2)),
     ("banned_token_ids 5: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[5])),

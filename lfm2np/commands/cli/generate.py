@@ -159,7 +159,7 @@ def run_batched(asked: Asked, display: Display | None) -> Ran:
                 try:
                     engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
                 except RequestError as error:
-                    refused[job.request_id] = str(error)
+                    refused[job.request_id] = f"{job.where}{error}"
             for output in engine.step() if detailed is None else detailed.step(engine):
                 outputs[output.request_id] = output
             watch.tokens(engine.metrics.sampled_tokens, outputs)
@@ -184,7 +184,7 @@ def run_sequential(asked: Asked, display: Display | None, name: str = "generatin
                     count += 1
                     watch.tokens(count, outputs)
             except RequestError as error:
-                refused[job.request_id] = str(error)
+                refused[job.request_id] = f"{job.where}{error}"
     return Ran(outputs, refused, record, time.perf_counter() - began)
 
 

@@ -63,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. Errors become one line on stderr."""
     if sys.stderr is None:  # closed by the caller: errors must not go where the answer goes
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    if sys.stdout is None:
-        return fail("standard output is closed", 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
     lfm2np.keep_freed_memory()
@@ -73,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(START)
         return 0
     arguments = build_parser(words[0]).parse_args(words)
+    could_not_run = TargetError.exit_code if arguments.is_verdict else 1  # 1 would be a verdict
+    if sys.stdout is None:
+        return fail("standard output is closed", could_not_run)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = warnings_shown_once()
@@ -81,12 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Lfm2npError as error:
         return fail(f"{type(error).__name__}: {error}", error.exit_code)
     except MemoryError as error:
-        return fail(f"out of memory {error}", 1)
+        return fail(f"out of memory {error}", could_not_run)
     except BrokenPipeError:
         discard_output()  # the reader has gone: say nothing more
+        return could_not_run if arguments.is_verdict else 0  # no verdict was shown
     except OSError as error:
         discard_output()
-        return fail(f"the output can't be written: {error}", 1)
+        return fail(f"the output can't be written: {error}", could_not_run)
     return 0
 
 

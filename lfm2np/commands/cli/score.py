@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, add_modes, refuse_unused, to_write
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, add_modes, refuse_unused, to_extend
 from lfm2np.commands.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -162,7 +162,7 @@ def add_score(commands: Commands) -> None:
     group = parser.add_mutually_exclusive_group()
     add(group, "--completion TEXT", "text after the prompt; only its tokens are shown", type=text_argument)
     add(group, "--completion-ids IDS", "the same as token ids")
-    add(parser, "-o --output FILE", "with --merge: file to write or replace", type=to_write)
+    add(parser, "-o --output FILE", "with --merge: file to write or replace", type=to_extend)
     add(parser, "--spot-check K", "with --merge: recompute K items, and fail if a bit differs (0)", default=0)
     add(parser, "--seed N", "with --merge: seed that chooses those items (0)", default=0)
     work.add_options(parser)

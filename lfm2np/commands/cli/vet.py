@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_at_least, require_times, to_write
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_at_least, require_times, to_extend
 from lfm2np.commands.cli.shared.terminal import add_report, progress_bar, progress_bars, read_file, show_report
 from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
@@ -69,6 +69,6 @@ def add_vet(commands: Commands) -> None:
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--at-once N", "most requests in flight together (as the engine reports)", type=int)
-    add(parser, "--save FILE", "save requests and responses by rounds, and go on with what FILE has", type=to_write)
+    add(parser, "--save FILE", "save requests and responses by rounds, and go on with what FILE has", type=to_extend)
     work.add_workers(parser)
     add_report(parser)

@@ -218,6 +218,8 @@ class LineFile:
         """Where each line stands, and the line with its end. Any number of times, to the end, before `append`."""
         self._size = self._whole = 0
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise RequestError(f"{self.path}: is not a regular file")
             with self.path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
                     where = f"{self.path} line {number}"

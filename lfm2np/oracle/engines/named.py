@@ -53,5 +53,5 @@ def target_named(
         return TransformersTarget(path, computed_in, rest.startswith(PADDED))
     if kind and re.fullmatch(r"[\w.]+:[^\W\d][\w.]*", text):
         return PythonTarget(text, model, sizes, at_once)
-    expected = "http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or, of the command, FILE.jsonl"
+    expected = "http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or, for check and vet, FILE.jsonl"
     raise RequestError(f"target {show(text)}: expected {expected}")

@@ -42,7 +42,7 @@ def sound(source: object) -> Iterator[None]:
         yield
     except vectors_plain.PlainError as problem:
         raise VectorsError(str(problem)) from None
-    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as problem:
         raise VectorsError(f"{source}: not a sound vector set: {type(problem).__name__}: {problem}") from None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -158,8 +158,10 @@ def require_place(out: Path) -> None:
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise RequestError(f"{out}: {existing} is no folder, expected a place for findings")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise RequestError(f"{out}: {existing} can't be written to")
+    try:
+        tempfile.TemporaryDirectory(dir=existing).cleanup()
+    except OSError as problem:
+        raise RequestError(f"{out}: {existing} can't be written to: {problem.strerror}") from None
 
 
 def as_record(failure: Failure, context: Context) -> dict[str, Any]:

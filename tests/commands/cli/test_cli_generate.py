@@ -259,13 +259,16 @@ def test_a_checkpoint_without_a_tokenizer_has_ids_and_no_text(model: Path, answe
 @pytest.mark.parametrize("way", [[], ["--sequential"], ["--prove"]])
 def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, answer, way: list[str]) -> None:
     file = tmp_path / "requests.jsonl"
-    lines = [{"prompt": "sort: 1 ->"}, {"prompt_token_ids": [1] * 5000, "request_id": "long"}]
+    long = {"prompt_token_ids": [1] * 5000, "request_id": "long"}
+    lines = [{"prompt": "sort: 1 ->"}, long, {"prompt": "a", "logit_bias": {"512": 1}, "request_id": "bias"}]
     file.write_text("\n".join(map(json.dumps, lines)))
     report = answer("generate", "--requests", str(file), *way, code=2)
     VALIDATOR.validate(report)
     assert [output["request_id"] for output in report["outputs"]] == ["0"]
-    assert list(report["summary"]["refused"]) == ["long"]
-    assert "prompt of 5000 tokens" in report["summary"]["refused"]["long"]
+    refused = report["summary"]["refused"]
+    assert list(refused) == ["long", "bias"]
+    assert refused["long"].startswith(f"{file}, line 2: prompt of 5000 tokens")
+    assert refused["bias"].startswith(f"{file}, line 3: logit_bias 512: expected a token id, 0 to ")
 
 
 def test_a_proof_that_fails_is_told_in_the_summary(answer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,14 @@ FULL = (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No spa
         (["generate", "--prompt", "a"], ">/dev/null 2>&-", 0, ""),
         (["score", "--prompt", "a"], ">/dev/full 2>/dev/full", 1, ""),
         (["generate", "--prompt-ids", "999"], "2>&-", 2, ""),  # an error never goes where the answer goes
+        # pinned: 1, the verdict "wrong", of commands that judge
+        (["rollouts", "rollouts.jsonl"], ">&-", 3, CLOSED[2]),
+        (
+            ["fuzz", "lfm2np.teaching.tutorial:right", "--examples", "1", "--max-model-len", "60"],
+            ">/dev/full",
+            3,
+            FULL[2],
+        ),
     ],
 )
 def test_closed_and_full_outputs_are_said_in_one_line(model, command, redirection, code, error):
@@ -201,7 +209,19 @@ except ProofError as error:
 """
 
 
-@pytest.mark.parametrize(("words", "code"), [(["-m", "lfm2np", "info"], 0), (["-c", SHOWN], 1)])
+ENDED = """
+import sys
+from lfm2np.commands.cli import main, rollouts
+def run(arguments):
+    raise %s
+rollouts.run_rollouts = run
+sys.exit(main(["rollouts", "x"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["-m", "lfm2np", "info"], 0), (["-c", SHOWN], 1), (["-c", ENDED % "BrokenPipeError"], 3)]
+)
 def test_a_reader_that_goes_away_is_no_error_and_changes_no_verdicts_exit_code(words, code) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -209,6 +229,11 @@ def test_a_reader_that_goes_away_is_no_error_and_changes_no_verdicts_exit_code(w
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_command_that_judges_does_not_call_an_engine_wrong_when_memory_runs_out() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED % "MemoryError"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "lfm2np: out of memory\n")
 
 
 @pytest.mark.night

@@ -34,6 +34,7 @@ FILES = {
     "TWICE": '{"prompt": "ab", "request_id": "1"}\n{"prompt": "ab"}',
     "EMPTY": "",
     "plain.jsonl": '{"at":0,"prompt_tokens":3,"output_tokens":1}',
+    "r.html": '{"prompt": "a"}',
     "bad.jsonl": '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [1]}',
 }
 REFUSED: list[tuple[str, int, str]] = [
@@ -43,7 +44,11 @@ REFUSED: list[tuple[str, int, str]] = [
     ("generate --model MODEL --prompt-ids ''", 2, "--prompt-ids ''"),
     *(
         (f"generate --model MODEL --prompt-ids {ids}", 2, "whole numbers with commas")
-        for ids in ("1,,2", "1.5", "9" * 5000, "1_0", "+1", "\u0661")
+        for ids in ("1,,2", "1.5", "1_0", "+1", "\u0661")
+    ),
+    *(
+        (f"generate --model MODEL --prompt-ids 1,{ids}", 2, "a number is too large, expected at most 18 digits")
+        for ids in ("9" * 19, "9" * 5000)
     ),
     ("generate --model MODEL --prompt-file /nowhere", 2, "/nowhere: does not exist"),
     ("generate --model MODEL --prompt-file /", 2, "/: is not a regular file"),
@@ -76,6 +81,13 @@ REFUSED: list[tuple[str, int, str]] = [
     ("lab --model x", 2, "--model"),
     ("zzzz", 3, "zzzz"),
     ("digest -q", 3, "digest"),
+    # an option whose first value would be lost, a file that would
+    ("generate --prompt-ids 1,5 --prompt-ids 1,6", 2, "argument --prompt-ids: given twice"),
+    ("rollouts x.jsonl --sample 1 --sample=2", 3, "argument --sample: given twice"),
+    ("generate --requests TWO --trace ./TWO", 2, "argument --trace: TWO is another argument's file"),
+    ("compare a b --requests r.html --report r.html", 2, "--report: r.html is another argument's file"),
+    ("draw TWO -o TWO", 2, "argument -o/--output: TWO is another argument's file"),
+    ("score --requests TWO --save /dev/full", 2, "/dev/full: is not a regular file"),
     # options of the engine
     ("generate --prompt a --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),
     ("generate --prompt a --speculative none --num-speculative-tokens 3", 2, "--num-speculative-tokens goes with"),
@@ -169,13 +181,16 @@ BAD_LINES = [  # of --requests: the command, a second line, and what is named
     ("generate", '{"prompt": "a", "tempreature": 1}', "tempreature"),
     ("generate", '{"prompt": "a", "temperature": NaN}', "NaN"),
     ("generate", '{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
+    ("generate", '{"prompt": "a", "arrival_step": 100001}', "100001: expected at most 100000: idle steps are run one"),
+    ("generate", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string that is not empty"),
     ("generate", '{"prompt": "a", "stop": ""}', "stop"),
     ("generate", "{", "not JSON"),
     ("score", "{}", "either prompt or prompt_token_ids"),
     ("score", '{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
     ("score", '{"prompt": "a", "completion": "b", "completion_token_ids": [1]}', "not both"),
     ("score", '{"prompt": 3}', "prompt 3: expected a string"),
-    ("score", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string"),
+    ("score", '{"prompt": "a", "request_id": ""}', "request_id '': expected a string that is not empty"),
+    ("score", '{"prompt": "a", "completion": ""}', "completion '': expected a string that is not empty"),
     ("score", '{"prompt": "a", "max_tokens": 3}', "'max_tokens': expected some of completion, "),
     ("score", '{"prompt_token_ids": [1]}', "1 token to score"),
     ("score", '{"prompt_token_ids": [1, 300]}', "300"),
@@ -212,8 +227,9 @@ WRITTEN = {  # a command with what it needs, and its option for a file
 
 @pytest.mark.parametrize(("words", "option"), sorted(WRITTEN))
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, failure, words, option):
-    """Pinned: `check` said of a report in JUnit's form so behind the whole check."""
-    for path, why in ((tmp_path, "a directory, expected a file"), (tmp_path / "no" / "file", "no such directory")):
+    """Pinned: `check` said of a report in JUnit's form so behind the whole check. Root has access to /proc, too."""
+    refused = {tmp_path: "a directory, expected a file", tmp_path / "no" / "file": "no such directory"}
+    for path, why in {**refused, Path("/proc/x.html"): "can't be written"}.items():
         code, line = failure(*words.split(), option, str(path))
         assert code in (2, 3) and f"{path}: " in line and why in line
 

@@ -136,24 +136,33 @@ def test_an_answer_of_another_form_is_named_and_the_others_are_judged(
 
 
 @pytest.mark.parametrize(
-    ("value", "format_name", "verdict"),
-    [(math.nan, "bfloat16", "BUG"), (math.inf, "bfloat16", "BUG"), (-math.inf, "float32", "INCONCLUSIVE")],
+    ("value", "format_name"),
+    [(math.nan, "bfloat16"), (math.inf, "bfloat16"), (-math.inf, "float16"), (0.04, "bfloat16")],
 )
-def test_a_log_probability_that_is_no_number_is_wrong_and_minus_infinity_can_not_be_judged(
-    tmp_path: Path, value: float, format_name: str, verdict: str
-) -> None:
-    """As Python's json writes it. -Infinity is left of a probability that a format can't hold, as in a check; a wrong
-    token beside it is wrong."""
+def test_a_log_probability_that_can_be_none_is_wrong(tmp_path: Path, value: float, format_name: str) -> None:
+    """As Python's json writes it."""
     answers = right_answers(packaged())
     answers[2]["logprobs"][1] = value
     judged = judged_file(tmp_path, answers, format_name)
     (wrong,) = [each for each in judged if each.verdict != "EXACT"]
-    assert wrong[:3] == (answers[2]["id"], 1, verdict)
+    assert wrong[:3] == (answers[2]["id"], 1, "BUG")
     (line, *_) = vectors_plain.report(packaged(), judged, answers)
-    assert line.startswith(f"{verdict:<12}  {answers[2]['id']} position 1: log-probability {value} of token ")
-    assert line.endswith(": expected a finite number") == (verdict == "BUG")
+    assert line.startswith(f"{'BUG':<12}  {answers[2]['id']} position 1: log-probability {value} of token ")
     position = packaged()["vectors"][2]["positions"][1]
+    expected = (
+        "at most 0" if value == 0.04 else f"{position['logprob']:.9g}" if value == -math.inf else "a finite number"
+    )
+    assert line.endswith(f": expected {expected}")
     assert vectors_plain.judge_token(position, 10**6, value, format_name, packaged())[0] == "BUG"
+
+
+@pytest.mark.parametrize(("expected", "verdict"), [(-16.0, "BUG"), (-16.1, "INCONCLUSIVE")])
+def test_minus_infinity_is_left_of_a_probability_that_a_format_can_not_hold(expected: float, verdict: str) -> None:
+    """A likely token is expected to have one that every format holds: float16's least is exp(-16.6)."""
+    position = copy.deepcopy(packaged()["vectors"][2]["positions"][1])
+    token, _, logit = position["top"][0]
+    position["top"][0] = [token, expected, logit]
+    assert vectors_plain.judge_token(position, token, -math.inf, "float32", packaged())[0] == verdict
 
 
 def test_what_is_not_tested_is_said() -> None:
@@ -172,6 +181,7 @@ def test_what_is_not_tested_is_said() -> None:
         ('{"id": "short-1-ids", "token_ids": [true]}', "token_ids: expected a list of whole numbers"),
         ('{"id": "short-1-ids", "token_ids": 1}', "token_ids: expected a list of whole numbers"),
         ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, script, token_ids"),
+        (f'{{"id": "decode-32", "logprobs": [-1{"0" * 400}]}}', "line 1: logprobs: a whole number that is too large"),
         ('{"token_ids": [1]}', "expected an object with a vector's id"),
         ('{"id": "decode-32", "script": 1}', "script: expected text"),
         ('{"id": "decode-32", "script": "no-such"}', "the set has no script 'no-such' with 'decode-32'"),
@@ -195,6 +205,18 @@ def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str) -
             vectors_plain.judge({**packaged(), field: value}, right_answers(packaged()), "float32")
 
 
+def test_two_vectors_of_one_id_are_refused_by_the_plain_checker() -> None:
+    document = {**packaged(), "vectors": [*packaged()["vectors"], packaged()["vectors"][0]]}
+    with pytest.raises(vectors_plain.PlainError, match="two vectors have one id"):
+        vectors_plain.judge(document, right_answers(packaged()), "float32")
+
+
+def test_an_engines_error_can_not_look_like_a_verdict() -> None:
+    answers = [{"id": "decode-32", "error": "no\n48 answers: 389 EXACT\x1b[2J"}]
+    (line, *_) = vectors_plain.report(packaged(), vectors_plain.judge(packaged(), answers, "float32"), answers)
+    assert line == r"INCONCLUSIVE  decode-32: no\n48 answers: 389 EXACT\x1b[2J"
+
+
 @pytest.mark.parametrize(
     ("change", "code"), [("none", 0), ("a wrong token where it must match", 1), ("a missing line", 2), ("format", 3)]
 )
@@ -207,8 +229,16 @@ def test_the_file_alone_has_the_exit_codes(tmp_path: Path, change: str, code: in
     copied.write_text(PLAIN.read_text())
     format_name = "bfloat17" if change == "format" else "float16"
     words = [str(copied), str(packaged_set()), str(file), "--format", format_name]
-    done = subprocess.run([sys.executable, "-I", "-S", *words], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-I", "-S", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
+    if code == 1:  # pinned: also of a traceback
+        full = "the output can't be written: [Errno 28] No space left on device\n"
+        closed = "the output can't be written: standard output is closed\n"
+        for redirection, ended in ((">/dev/full", (3, full)), (">&-", (3, closed)), ("| true", (1, ""))):
+            shell = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "", *command]
+            done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+            assert (done.returncode, done.stderr) == ended
 
 
 def emulated_answers(model: Model, document: Json, format_name: str, draw: int) -> list[Json]:

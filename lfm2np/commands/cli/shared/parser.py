@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -21,12 +22,13 @@ EXIT_CODES = """exit codes of check, fuzz, locate, rollouts, vectors and vet, wh
   0    right: every difference is within what the number format explains; the claim is accepted; done
   1    wrong
   2    no verdict: what is judged was not reported, or too little of it
-  3    could not run: arguments, checkpoint, file or engine
+  3    could not run: arguments, checkpoint, engine, memory, or a file or output that can't be read or written
 
 exit codes of the others:
   0    done; a server that was interrupted has completed its requests
-  1    a proof or a replay found a difference, the output can't be written, or memory ran out
-  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, a port in use)
+  1    a proof or a replay found a difference, standard output can't be written, or memory ran out
+  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, a port in use, an
+       option's FILE that can't be written)
   3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace can't be read
   4    a value is not finite, or a product could not be computed exactly
 
@@ -84,11 +86,28 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return self._format_args(action, self._get_default_metavar_for_positional(action))
 
 
+class Once(argparse._StoreAction):
+    """An option whose first value would be lost if it were given twice."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        if option in parser.given:
+            raise argparse.ArgumentError(self, "given twice")
+        parser.given.update(self.option_strings)
+        super().__call__(parser, namespace, value, option)
+
+
 class OneLineParser(argparse.ArgumentParser):
     usage_exit_code = RequestError.exit_code
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more, allow_abbrev=False)
+        self.given: set[str] = set()
+        for name in (None, "store"):
+            self.register("action", name, Once)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given.clear()
+        return super().parse_known_args(args, namespace)
 
     def parse_args(
         self, args: Any = None, namespace: Any = None
@@ -98,6 +117,7 @@ class OneLineParser(argparse.ArgumentParser):
             parser = command_parser(self, parsed)
             options = [word for action in parser._actions for word in action.option_strings]
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options)}")
+        refuse_overwriting(command_parser(self, parsed), parsed)
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -152,13 +172,42 @@ def require_times(arguments: argparse.Namespace, *names: str) -> None:
 def to_write(text: str) -> str:
     """The `type` of an option for a file that is written: refused before hours of work if that can't be."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: a directory, expected a file")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: {path.parent}: no such directory")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text}: can't be written")
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text}: a directory, expected a file")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{text}: {path.parent}: no such directory")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{text}: can't be written")
+        if not path.exists():  # root has access to all, and yet /proc takes no file
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as problem:
+        raise argparse.ArgumentTypeError(f"{text}: can't be written: {problem.strerror}") from None
     return text
+
+
+def to_extend(text: str) -> str:
+    """The same for a file whose content is read and kept, so that it may be an input, too."""
+    return to_write(text)
+
+
+def refuse_overwriting(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Ends where an output would take the place of a file that another argument names."""
+    files = []
+    for action in parser._actions:
+        value = getattr(parsed, action.dest, None)
+        paths = [Path(str(name)) for name in (value if isinstance(value, list | tuple) else [value]) if is_file(name)]
+        if action.type in (None, to_write, to_extend):  # no text of a prompt
+            files += [(action, path) for path in paths]
+    for output, path in files:
+        others = [other_path for other, other_path in files if other.dest != output.dest]
+        if output.type is to_write and any(map(path.samefile, others)):
+            parser.error(f"argument {'/'.join(output.option_strings)}: {path} is another argument's file")
+
+
+def is_file(name: Any) -> bool:
+    """Whether a value of an argument, whatever it is, names a file."""
+    return isinstance(name, str | Path) and os.path.isfile(name)  # noqa: PTH113 - Path's raises for a name too long
 
 
 def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:
@@ -206,7 +255,7 @@ def add_command(
     )
     if is_verdict:
         parser.usage_exit_code = TargetError.exit_code
-    parser.set_defaults(run=judging(run) if is_verdict else run)
+    parser.set_defaults(run=judging(run) if is_verdict else run, is_verdict=is_verdict)
     if model:
         add_model(parser)
     if tokenizer:

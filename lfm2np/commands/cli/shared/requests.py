@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object
@@ -20,6 +20,7 @@ from lfm2np.values import require_count
 
 Line = TypeVar("Line")
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
+MOST_STEPS = 100_000  # that a request may arrive late: those in which nothing runs are run one by one, too
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Job:
     arrival_step: int = 0
     priority: int = 0
     cache_salt: str = ""
+    where: str = ""  # the file and line that it came from, as an error begins
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -53,7 +55,8 @@ def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
 
 
 def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
-    jobs = read_lines(text, source, lambda raw, name: make_job(model, raw, name, defaults))
+    lines = read_lines(text, source, lambda raw, name: make_job(model, raw, name, defaults))
+    jobs = [replace(job, where=f"{where}: ") for where, job in lines]
     names = [sample_name(job.request_id, index) for job in jobs for index in range(job.params.n)]
     require_different(names, f"{source}: two requests have one request_id, or one is named like a sample")
     return jobs
@@ -65,19 +68,19 @@ def require_different(names: Sequence[str], what: str) -> None:
         raise RequestError(f"{what}: {twice!r}")
 
 
-def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], Line]) -> list[Line]:
-    """`make(object, name)` of each line, named "0", "1", ...
+def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], Line]) -> list[tuple[str, Line]]:
+    """Where each line stands, and `make(object, name)` of it, named "0", "1", ...
 
     RequestError for a bad line, with its number, and for a text without requests.
     """
-    lines: list[Line] = []
+    lines: list[tuple[str, Line]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{source}, line {number}"
         raw = parse_object(line.encode(), where, RequestError)
         try:
-            lines.append(make(raw, str(len(lines))))
+            lines.append((where, make(raw, str(len(lines)))))
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
     if not lines:
@@ -93,7 +96,7 @@ def read_named_lines(
     text: str, source: str, make: Callable[[Mapping[str, Any], str], Line], name_of: Callable[[Line], str]
 ) -> list[Line]:
     """The same; RequestError also for two requests of one name."""
-    lines = read_lines(text, source, make)
+    lines = [line for _, line in read_lines(text, source, make)]
     require_different(list(map(name_of, lines)), f"{source}: two requests have one request_id")
     return lines
 
@@ -107,7 +110,7 @@ def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[in
         raise RequestError("expected completion or completion_token_ids, not both")
     for key in ("prompt", "completion", "request_id"):
         if key in raw and (not isinstance(raw[key], str) or not raw[key]):
-            raise RequestError(f"{key} {raw[key]!r}: expected a string")
+            raise RequestError(f"{key} {raw[key]!r}: expected a string that is not empty")
     prompt = model.prompt_ids(raw["prompt"] if "prompt" in raw else raw["prompt_token_ids"])
     if "completion" in raw:
         return prompt, model.tokenizer.encode_more(raw["completion"])
@@ -126,18 +129,21 @@ def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Ma
         raise RequestError(f"prompt {fields['prompt']!r}: expected a string")
     ids = model.prompt_ids(fields["prompt"] if "prompt" in fields else fields["prompt_token_ids"])
     params = from_json({**defaults, **{key: value for key, value in raw.items() if key not in OWN_KEYS}})
-    for key, kind, expected in (("request_id", str, "a string"), ("priority", int, "a whole number")):
+    for key, kind, expected in (("request_id", str, "a string that is not empty"), ("priority", int, "a whole number")):
         if key in fields and (type(fields[key]) is not kind or fields[key] == ""):
             raise RequestError(f"{key} {fields[key]!r}: expected {expected}")
     if "cache_salt" in fields:
         require_text(fields["cache_salt"], "cache_salt")
+    arrival_step = require_count("arrival_step", fields.get("arrival_step", 0), 0, None)
+    if arrival_step > MOST_STEPS:
+        raise RequestError(f"arrival_step {arrival_step}: expected at most {MOST_STEPS}: idle steps are run one by one")
     return Job(
         request_id=fields.get("request_id", request_id),
         ids=tuple(ids),
         prompt=fields.get("prompt"),
         shown=fields.get("prompt") or ",".join(map(str, ids)),
         params=params,
-        arrival_step=require_count("arrival_step", fields.get("arrival_step", 0), 0, None),
+        arrival_step=arrival_step,
         priority=fields.get("priority", 0),
         cache_salt=fields.get("cache_salt", ""),
     )

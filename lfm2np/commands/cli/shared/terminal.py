@@ -74,9 +74,11 @@ def progress_bars(*of_tokens: str) -> Iterator[ProgressOf]:
 def parse_ids(text: str, source: str) -> list[int]:
     """ "1,2,3", also with blanks or line ends -> [1, 2, 3]. Digits only: to Python's int "1_0" would be 10."""
     parts = re.split(r"\s*,\s*|\s+", text.strip())
-    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        shown = text if len(text) <= 40 else text[:40] + "..."
+    shown = text if len(text) <= 40 else text[:40] + "..."
+    if not all(part.isascii() and part.isdigit() for part in parts):
         raise RequestError(f"{source} {shown!r}: expected whole numbers with commas between them")
+    if max(map(len, parts)) > 18:
+        raise RequestError(f"{source} {shown!r}: a number is too large, expected at most 18 digits")
     return [int(part) for part in parts]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lfm2np
-from lfm2np.commands.cli.shared.parser import add, to_write
+from lfm2np.commands.cli.shared.parser import add, to_extend
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import SCORE
 from lfm2np.engine.work.place import AT_ONCE, Place, Source, Workers, described, model_of, source_of
@@ -34,7 +34,7 @@ WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
-    add(parser, "--save FILE", SAVE_HELP, type=to_write)
+    add(parser, "--save FILE", SAVE_HELP, type=to_extend)
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -46,7 +46,7 @@ MEANINGS = {
 POLICIES = {
     "static": "request-level: a batch runs until its longest member ends",
     "prefill-first": "prompts before decodes, whole or in chunks",
-    "waiting-served": "decoding pauses when enough requests wait",
+    "waiting-served": "decoding pauses when enough requests can enter",
     "fcfs": "continuous: decodes and chunks of prompts share every step",
 }
 
