@@ -97,7 +97,8 @@ class WaitingServed(FirstComeFirstServed):
     A new batch is taken from the queue if at least floor(running * waiting_served_ratio) requests, in float32, fit
     slots, blocks and budget, or any at all once the steps since the last batch are `max_waiting_tokens`: its prefill is
     the first of them, the others decode. A prefill beside running requests pauses their decoding; after that one decode
-    step always follows, at any ratio. A prompt longer than the token budget, which TGI refuses, is computed in several steps.
+    step always follows, at any ratio. A prompt longer than the token budget, which TGI refuses, is computed in several
+    steps.
     """
 
     name = "waiting-served"
