@@ -132,7 +132,7 @@ def hint(asking: Asking) -> list[str]:
     formats = [name for name in ("float32", "float16", "bfloat16") if nats <= limits_of(name)[0]]
     by = f"batches move a logit by {moved[0]:.2g} nat, decode by {moved[1]:.2g}"
     under_it = spread_of([[min(moved)]] * LEAST_GROUPS, (), formats[0]) if formats else asking.spread
-    if not asking.broken and under_it.limit < asking.spread.limit:
+    if not asking.broken and formats[:1] != [asking.format_name] and under_it.limit < asking.spread.limit:
         return [f"{by}: --format {formats[0]} judges by that, {asking.format_name} by more"]
     scores = [each.score for each in asking.broken]
     largest = max((math.inf if score.flips else score.noise or math.inf for score in scores), default=math.inf)

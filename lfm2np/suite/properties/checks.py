@@ -204,12 +204,12 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
     for request in scenario.requests:
         engine.add(request)
     params = SamplingParams(temperature=0.0, max_tokens=3)
-    bad = [
-        Request("bad", (3,) * (scenario.model.positions + 1), params),
-        Request("bad", (3, scenario.model.vocab_size), params),
-        Request("bad", (3, -1), params),
-        Request("bad", (), params),
-        replace(scenario.requests[0], params=params),
+    why, bad = [
+        ("a prompt beyond the context", Request("bad", (3,) * (scenario.model.positions + 1), params)),
+        ("an id outside the vocabulary", Request("bad", (3, scenario.model.vocab_size), params)),
+        ("an id below 0", Request("bad", (3, -1), params)),
+        ("no prompt", Request("bad", (), params)),
+        ("a request_id in use", replace(scenario.requests[0], params=params)),
     ][kind]
     try:
         engine.add(bad)
@@ -217,9 +217,9 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
         pass
     except Exception as problem:
         message = f"{type(problem).__name__}: {problem}"
-        raise Violation(f"{bad!r} raised {message}, expected RequestError or ValueError") from problem
+        raise Violation(f"{why} raised {message}, expected RequestError or ValueError: {bad!r}") from problem
     else:
-        raise Violation(f"{bad!r} was taken, expected a refusal")
+        raise Violation(f"{why} was taken, expected a refusal: {bad!r}")
     require_truth(factory, scenario, run(engine, replace(scenario, ops=())))
 
 

@@ -221,6 +221,10 @@ def test_another_format_is_named_only_if_all_that_changes_the_order_of_sums_move
     assert bool(checked.broken) == (declared == "float32")
 
 
+def test_a_format_is_not_named_in_place_of_itself() -> None:
+    assert not [step for step in report_of(asking(Pretend(1e-6), "float32").run()).next_steps if "float" in step]
+
+
 @dataclass
 class Changed(Pretend):
     """What it answers to a request is changed."""
