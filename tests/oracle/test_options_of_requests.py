@@ -59,7 +59,7 @@ def leaking(**params: Any) -> Factory:
 WRONG: dict[str, tuple[Factory, str | Fault, str, str]] = {  # engine, fault, case, and what a reason says
     "rows beyond 256 read back": (own("float32", max_num_batched_tokens=64), ROWS_READ_BACK, "large-steps", "further"),
     "a hash without what stands before": (float32, "parent-key-not-hashed", "unchained", "unchained"),
-    "samples write to shared keys": (chunked, "shared-block-written-without-a-copy", "samples", "samples-"),
+    "samples write to shared keys": (chunked, "shared-block-written-without-a-copy", "samples", "further off"),
     "samples with the same random numbers": (
         float32,
         "same-noise-for-all-samples",

@@ -25,12 +25,12 @@ from lfm2np.commands.serve.server import listen
 pytestmark = pytest.mark.slow
 
 LONG = {"prompt": [1, 5], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-COMMAND = [sys.executable, "-m", "lfm2np", "serve", "--port", "0", "--json"]
+COMMAND = [sys.executable, "-m", "lfm2np", "serve", "--json"]
 
 
 @contextlib.contextmanager
 def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [*COMMAND, *options]
+    command = [*COMMAND, *options, *([] if "--port" in options else ["--port", "0"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -173,7 +173,8 @@ def test_a_file_that_is_no_safetensors_or_cannot_be_read_is_an_error(tmp_path: P
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str, as_object: bool = False) -> tuple[int, str, str]:
     """Exit code, what it printed, and the error's text."""
-    words = ["locate", "--model", str(SIX), *arguments, *(["--json"] if as_object else [])]
+    model = [] if "--model" in arguments else ["--model", str(SIX)]
+    words = ["locate", *model, *arguments, *(["--json"] if as_object else [])]
     code, message = 0, ""
     try:
         cli_locate.run(build_parser("locate").parse_args(words))
