@@ -43,7 +43,7 @@ TEXTS = (
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
-FREE = 96  # such prompts at temperature 1: fewer do not show a top_p of 0.9 that nobody asked for
+DRAWN_AT_1, DRAWN_TOKENS = 96, 5  # such prompts at temperature 1, and the tokens of each: fewer hide a top_p of 0.9
 HALF = 0.5  # the temperature of such tokens, too
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
@@ -287,14 +287,14 @@ def seeds(writer: Writer) -> Iterator[list[Request]]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
     are random: a token that is certain is drawn with any seed.
     """
-    numbered = [(seed, writer.drawn_ids(length)) for seed, length in enumerate((*SEEDS, *[4] * FREE))]
+    numbered = [(seed, writer.drawn_ids(length)) for seed, length in enumerate((*SEEDS, *[4] * DRAWN_AT_1))]
     for prefix in ("cold", "warm"):
         for seed, ids in numbered[: len(SEEDS)]:
             yield [writer.request(ids, 2, seed, prefix=prefix)]
     for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
-        prefix = "warm" if start < len(SEEDS) else "cold"
+        prefix, new = ("warm", 2) if start < len(SEEDS) else ("cold", DRAWN_TOKENS)
         together = numbered[start : start + writer.at_once]
-        yield [writer.request(ids, 2 if prefix == "warm" else 5, seed, prefix=prefix) for seed, ids in together]
+        yield [writer.request(ids, new, seed, prefix=prefix) for seed, ids in together]
 
 
 @case("the prefix cache takes blocks without what stands before them")

@@ -70,9 +70,8 @@ class Drawn:
 # --- ways to draw tokens: of each token the logarithm of the factor by which the capital grows
 
 Way = Callable[[Drawn], float]
-Places = Callable[
-    [Array], tuple[int, int] | None
-]  # of shares [LIKELY] in falling order; None: not to be told from them
+# Of shares [LIKELY] in falling order, from which place to which; None: not to be told from them.
+Places = Callable[[Array], tuple[int, int] | None]
 
 
 def any_token(drawn: Drawn) -> float:
