@@ -146,7 +146,7 @@ def test_a_comment_counts_only_right_above_its_block() -> None:
 
 PICTURE = """
 ```console
-$ echo drawn > curve.svg
+$ echo "<text>drawn</text>" > curve.svg
 ```
 
 ![A curve.](pictures/curve.svg)
@@ -159,9 +159,9 @@ def test_a_picture_is_the_one_that_a_command_of_the_page_draws(tmp_path: Path) -
     assert status == 1 and "a command of the page draws another" in message
     assert run(tmp_path, PICTURE, "--write")[0] == 0
     shown = page.parent / "pictures" / "curve.svg"
-    assert shown.read_text() == "drawn\n"
+    assert shown.read_text() == "<text>drawn</text>\n"
     assert run(tmp_path, PICTURE)[0] == 0
-    shown.write_text("another\n")
+    shown.write_text("<text>another</text>\n")
     assert run(tmp_path, PICTURE)[0] == 1
-    status, message, _ = run(tmp_path, PICTURE.replace("> curve.svg", ""), "--write")
+    status, message, _ = run(tmp_path, PICTURE.replace(" > curve.svg", ""), "--write")
     assert status == 1 and "pictures/curve.svg" in message

@@ -40,10 +40,10 @@ OF_SCHEDULER: dict[str, tuple[str, Any, str]] = {  # options: the letter of thei
 
 
 UNUSED = {  # options that a mode does not read
-    "fit": ("sweep", "capacity", "target", "svg", "report"),
-    "capacity": ("target", "svg", "output"),
+    "fit": ("sweep", "capacity", "target", "curve", "report"),
+    "capacity": ("target", "curve", "output"),
     "sweep": ("output",),
-    "traffic": ("target", "svg", "output"),
+    "traffic": ("target", "curve", "output"),
 }
 
 
@@ -89,10 +89,10 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     runs = sweep.scenarios(base, sweep.read_settings(arguments.sweep))
     results = on_workers(arguments, simulate, [(scenario,) for _, scenario in runs])
     result = sweep.summary(base, [settings for settings, _ in runs], results, target)
-    if arguments.svg is not None:
+    if arguments.curve is not None:
         if len(sweep.best_runs(result)) < 2:
-            raise RequestError("--svg: a curve by requests a second needs several, such as --sweep rate=2:32")
-        write_whole(arguments.svg, sweep.curve(result, target))
+            raise RequestError("--curve: a picture by requests a second needs several, such as --sweep rate=2:32")
+        write_whole(arguments.curve, sweep.curve(arguments.curve, result, target))
     show_report(arguments, sweep.sweep_report(result, target))
 
 
@@ -159,7 +159,8 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
     capacity_help = "find the most requests a second at this target, for each policy or each --sweep combination"
     add(group, "--capacity METRIC", capacity_help)
-    add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second", type=to_write)
+    curve_help = "draw the target's metric, or ttft_p99, by requests a second: .svg, .png or .pdf"
+    add(group, "--curve FILE", curve_help, type=to_write)
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
     add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, or CSV")

@@ -227,9 +227,9 @@ def state(run: Mapping[str, Any], is_best: bool) -> str:
     return ", ".join(filter(None, (unclear, misses))) or ("\u25cf best" if is_best else "")
 
 
-def curve(result: Mapping[str, Any], target: Target | None) -> str:
-    """The target's metric, or ttft_p99, by requests a second, as SVG: a line for each configuration, without the runs
-    that are saturated. RequestError where that leaves none."""
+def curve(path: str, result: Mapping[str, Any], target: Target | None) -> bytes:
+    """The target's metric, or ttft_p99, by requests a second: a line for each configuration, without the runs that are
+    saturated. RequestError where that leaves none, and of `picture`, which has the format of this path."""
     metric, quantile = (target.metric, target.quantile) if target else COLUMNS[1]
     lines: dict[str, list[tuple[float, float]]] = {}
     for run in result["runs"]:
@@ -237,11 +237,11 @@ def curve(result: Mapping[str, Any], target: Target | None) -> str:
         if value and not run["queue"]["saturated"]:
             lines.setdefault(setting_words(run["settings"]), []).append((run["settings"]["rate"], value))
     if not lines:
-        raise RequestError("--svg: every run is saturated, expected one that is not")
+        raise RequestError("--curve: every run is saturated, expected one that is not")
     drawn = dict(list(lines.items())[:MOST_LINES])
     left = f", the first {MOST_LINES} of {len(lines)} configurations" if len(lines) > MOST_LINES else ""
     about = f"One line for each configuration{left}; {result['traffic']}."
-    return picture(drawn, metric_words(metric, quantile), about, target.seconds if target else None)
+    return picture(path, drawn, metric_words(metric, quantile), about, target.seconds if target else None)
 
 
 # --- capacity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
-from lfm2np.commands.simulate.curve import ticks_around
 from lfm2np.commands.simulate.result import Scenario, simulate
 from lfm2np.commands.simulate.sweep import (
     Target,
@@ -116,21 +115,15 @@ def test_who_refuses_long_requests_is_not_best_for_that() -> None:
     assert result["runs"][0]["lost"] == 0 < result["runs"][1]["lost"]
 
 
-def test_a_picture_has_a_line_for_each_configuration_that_is_not_saturated() -> None:
-    result = swept("policy=static,fcfs", "rate=2:8")
-    picture = curve(result, Target("ttft", "p99", 0.1))
-    paths = re.findall(r'class="s(\d)" d="M([^"]+)"', picture)
-    kept = [run for run in result["runs"] if not run["queue"]["saturated"]]
-    assert sum(len(points.split("L")) for _, points in paths[1::2]) == len(kept) and len(paths) == 4
-    assert "target: 100 ms" in picture and "policy fcfs" in picture and "requests a second" in picture
+def test_a_curve_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = swept("policy=static,fcfs", "rate=2:4")
     with pytest.raises(RequestError, match="every run is saturated"):
-        curve(swept("policy=static", "rate=500:1000"), None)
-
-
-def test_ticks_stand_around_all_values() -> None:
-    assert ticks_around([0.03, 0.4]) == [0.02, 0.05, 0.1, 0.2, 0.5]
-    assert ticks_around([10.0]) == [10.0, 20.0]
-    assert ticks_around([1e-3, 2e3]) == [10.0**decade for decade in range(-3, 5)]
+        curve("a.svg", swept("policy=static", "rate=500:1000"), None)
+    with pytest.raises(RequestError, match="expected a name that ends in"):
+        curve("a.gif", result, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(RequestError, match="needs the extra `curves`"):
+        curve("a.svg", result, None)
 
 
 def test_memory_says_how_many_blocks_there_are() -> None:
