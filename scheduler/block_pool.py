@@ -85,8 +85,8 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> bool:
         """Lets the content of a block be found by its key; call it after the content is written.
 
-        False if another block already has that key (this one then stays unpublished). PoolError for a block that is
-        not owned or has a key.
+        False, and no change, if another block already has that key. PoolError for a block that is not owned or has a
+        key.
         """
         self._require_known(block)
         if self.references[block] == 0:

@@ -26,7 +26,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     policy: str = "fcfs"
     waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
+    max_waiting_tokens: int = 20  # steps: TGI's name, where a step is a token of each request
     prefix_caching: bool = True
     watermark: float = 0.01  # share of the blocks that an admission leaves free, unless nothing runs
     sliding_window: int | None = None  # positions that a row of a windowed layer sees, its own included; None: no pool

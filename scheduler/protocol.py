@@ -155,7 +155,7 @@ class Scheduler(Protocol):
         """The running request waits again; no step reports it."""
 
     def propose(self, drafts: Mapping[str, Sequence[int]]) -> None:
-        """For the next step that has the request: of each whose tokens are all computed but the last."""
+        """For the next step that computes the last known token of the request: its prompt's last chunk, or a decode."""
 
     def free_blocks(self) -> Collection[int] | int:
         """The numbers of the blocks that no request owns (cached ones too), or how many they are."""

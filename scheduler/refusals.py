@@ -50,7 +50,8 @@ def require_fork(parent: Request, child: Request) -> None:
 def require_answers(
     plan: BatchPlan, requests: Mapping[str, Request], tokens: Mapping[str, Sequence[int]], errors: Sequence[str]
 ) -> None:
-    """PlanError unless each request that samples, lives and did not fail got tokens that the plan allows."""
+    """PlanError unless each request that samples, lives and did not fail got tokens that the plan allows, and what
+    failed is of the plan."""
     asked: set[str] = set()
     for entry in plan.scheduled:
         asked.update(entry.samples)
@@ -62,6 +63,9 @@ def require_answers(
     for name in tokens:
         if name not in asked:
             raise PlanError(f"step {plan.step}: tokens for {name!r}, which was not asked for any")
+    for name in errors:
+        if name not in asked and all(entry.request_id != name for entry in plan.scheduled):
+            raise PlanError(f"step {plan.step}: an error of {name!r}, which it does not compute")
 
 
 def _require_tokens(plan: BatchPlan, entry: ScheduledTokens, request: Request, answer: Sequence[int]) -> None:

@@ -134,16 +134,16 @@ class Scheduler:
         A draft gets a token of the budget, and a block, only if nothing else wants it: no request gets less, none is
         preempted, no cached block is evicted for a guess. So when all drafts are rejected, the next plan is, block for
         block, the one that would have been made without them. PlanError for drafts of a request that samples nothing
-        in this step, or whose samples are yet to be split off.
+        in this step, whose samples are yet to be split off, or that has drafts already.
         """
         if plan is not self.in_flight:
             raise PlanError(f"add_drafts() for step {plan.step}, which is not in flight")
-        takers = {entry.request_id for entry in plan.scheduled if entry.samples == (entry.request_id,)}
+        entries = [entry for entry in plan.scheduled if not entry.num_drafts]
+        takers = {entry.request_id for entry in entries if entry.samples == (entry.request_id,)}
         for name in drafts:
             if name not in takers:
                 raise PlanError(f"step {plan.step}: drafts for {name!r}, which can't take any")
-        budget = self.config.max_num_batched_tokens - plan.num_tokens
-        entries = []
+        budget, entries = self.config.max_num_batched_tokens - plan.num_tokens, []
         for entry in plan.scheduled:
             request = self.requests[entry.request_id]
             fitting = min(len(drafts.get(entry.request_id, ())), budget, most_drafts(request))
@@ -162,7 +162,8 @@ class Scheduler:
         """Takes the tokens that came of a plan, and the ids of requests whose computation failed; who finished by it.
 
         Each request that samples gets its accepted drafts and one token more, which is not computed yet.
-        PlanError, and no change, for another plan than the one in flight, or tokens that are missing or not asked for.
+        PlanError, and no change, for another plan than the one in flight, tokens that are missing or not asked for, or
+        errors of what it does not compute.
         """
         if plan is not self.in_flight:
             raise PlanError(f"update() for step {plan.step}, which is not in flight")
@@ -170,7 +171,7 @@ class Scheduler:
         self._roll_back(plan, tokens)
         self.in_flight, self._computing = None, frozenset()
         self.step += 1
-        finished = [self.requests[name] for name in errors if name in self.requests]
+        finished = [self.requests[name] for name in dict.fromkeys(errors) if name in self.requests]
         finished = [request for request in finished if not request.is_finished]
         for request in finished:
             request.finish_reason = FinishReason.ERROR

@@ -136,7 +136,7 @@ def scheduled_tokens(
         slot=request.slot,
         checkpoints=tuple((end * size, table[end - 1]) for end in ends),
         first_logits=min(stop, max(start, request.first_logits)),
-        samples=(request.request_id, *(fork.request_id for fork in request.forks))
+        samples=(request.request_id, *(fork.request_id for fork in request.forks if not fork.is_finished))
         if known == request.num_tokens
         else (),
         num_drafts=len(drafts),

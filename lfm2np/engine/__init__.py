@@ -9,8 +9,8 @@ Chunk is ScheduledTokens with a Segment):
     engine.py               Engine._step: how they meet
 
 How a preempted request whose prefix is shared gets its state back: step.commit_step writes a checkpoint of the states
-behind each block that a step fills, and Scheduler.update then publishes the block under its key, unless another block
-with this content has it: then that one is found. Queues.preempt gives slot and blocks back, and what is published stays
+behind each block that a step fills, and Scheduler.update then publishes the block under its key; if another block has
+this content, the request goes on with that one. Queues.preempt gives slot and blocks back, and what is published stays
 to be found until its block is handed out anew. When the request is admitted again, Step.fill asks PrefixCache.find for
 the longest prefix, of prompt and output, that is still there. Memory.enter shares these blocks, gives it any free slot,
 and plans a move: `restore_state`, from the checkpoint that the hit's last block carries, to the slot. cache.move copies

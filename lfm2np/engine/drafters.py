@@ -20,7 +20,8 @@ from lfm2np.values import require_count
 
 @dataclass(frozen=True)
 class DraftContext:
-    """One sequence, prompt first, and how many of its next tokens are wanted: at most `count`."""
+    """One sequence, prompt first, whose last known token is computed in this step, be it a prompt's; at most `count` of
+    its next tokens are wanted."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -33,9 +34,8 @@ class DraftContext:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """The guesses, in order. Drawn ones come with the weights [V] that each was drawn from, and one more than `count`:
-
-    the guess for the position after the last that can be computed, so that every position is decided in one way. A
+    """The guesses, in order. Drawn ones come with the weights [V] that each was drawn from, and there is one more than
+    `count`: for the position after the last that can be computed, so that every position is decided in one way. A
     drafter that leaves it out decides some tokens by a plain draw, and then they depend on the batch.
     """
 
@@ -70,11 +70,12 @@ class NgramDrafter:
         return [Draft(self._continue(context.token_ids, context.count)) for context in contexts]
 
     def _continue(self, ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-        for size in range(self.longest, self.shortest - 1, -1):
-            suffix = ids[-size:]
-            for start in range(len(ids) - size):
-                if ids[start : start + size] == suffix:
-                    return ids[start + size : start + size + count]
+        tokens = np.array(ids, np.int64)
+        for size in range(min(self.longest, len(ids) - 1), self.shortest - 1, -1):
+            earlier = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
+            places = np.flatnonzero((earlier == tokens[-size:]).all(axis=1))
+            if len(places):
+                return ids[places[0] + size : places[0] + size + count]
         return ()
 
 

@@ -90,8 +90,10 @@ class Engine:
     num_window_blocks       of the pool of layers with a window, if there are any: see cache.default_window_blocks
     room_for                positions of each request that will come, if that is known: then the default suits them
     max_num_batched_tokens  most tokens of a step
+    policy, waiting_served_ratio, max_waiting_tokens (steps), watermark   see scheduler/policy.py and config.py
     drafter                 proposes tokens that a step then checks (drafters.py, draft_model.py); None: no speculation
     num_speculative_tokens  most drafts of a request in a step
+    seed                    of requests without one; each has its own, from this and its id
     trace                   a text file that gets the run as JSON lines; `engine.trace.end()` writes the last of them
     on_logits               called with each row of logits that a token was chosen from
     progress                called with (layers done, layers in all) of each step
@@ -246,8 +248,8 @@ class Engine:
             raise RequestError(f"request id {request_id!r} is already in use")
 
     def knows(self, request_id: str) -> bool:
-        """Whether a request, or a sample of one, has this id and is not finished."""
-        return request_id in self._sequences
+        """Whether a request, or a sample of one, has this id, and is not finished or has an output to come."""
+        return request_id in self._sequences or any(output.request_id == request_id for output in self._ready)
 
     def give_back(self, outputs: list[RequestOutput]) -> None:
         """Outputs of step() that are for somebody else: the next step() returns them first."""
@@ -366,7 +368,8 @@ class Engine:
             yield from self.step()
 
     def _take(self, sequence: Sequence, last: int, now: float) -> bool:
-        """Notes when a token came, the last of a step, and why it ended; whether a stop string ended it."""
+        """Notes when a token came, the last of a step, and why it ended. Where a stop string alone did that, ends it in
+        the scheduler too: True, as the trace can't say it otherwise."""
         sequence.first_token, sequence.last_token = now if sequence.first_token is None else sequence.first_token, now
         sequence.note_stop(last, self.model.config.eos_token_ids)
         if sequence.stop_string is None:

@@ -109,13 +109,14 @@ class LLM:
         self, prompts: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         each = params_of(sampling_params, len(prompts))
-        ids: list[str] = []
+        ids: dict[str, None] = {}  # in the order of the prompts
         outputs: dict[str, RequestOutput] = {}
         others: list[RequestOutput] = []
         try:
             for prompt, params in zip(prompts, each, strict=True):
-                ids.append(self._next_id())
-                self.engine.add_request(ids[-1], prompt, params)
+                request_id = self._next_id()
+                ids[request_id] = None
+                self.engine.add_request(request_id, prompt, params)
             while len(outputs) < len(ids):
                 for output in self.engine.step():
                     if output.request_id not in ids:

@@ -47,10 +47,8 @@ def sample_step(
             continue
         keep_prompt_logprobs(model, sequences[entry.request_id], entry, rows)
         for name in entry.samples:
-            if name not in sequences or sequences[name].is_finished:
-                continue  # a sample that was aborted before it was split off
             try:
-                chosen[name] = decide(model, sequences[name], entry, rows, drafts.get(name, Draft()), metrics)
+                chosen[name] = decide(model, sequences[name], entry.drafts, rows, drafts.get(name, Draft()), metrics)
             except Lfm2npError as error:
                 errors[name] = error
                 if name == entry.request_id:
@@ -61,7 +59,7 @@ def sample_step(
 def decide(
     model: LoadedModel,
     sequence: Sequence,
-    entry: ScheduledTokens,
+    fed: tuple[int, ...],
     rows: NDArray[Any],
     draft: Draft,
     metrics: RunMetrics,
@@ -73,7 +71,7 @@ def decide(
     """
     params, output, chosen = sequence.params, sequence.output, list[Chosen]()
     eos, accepted = tuple(sorted(model.config.eos_token_ids)), 0
-    for index, row in enumerate(rows[-1 - entry.num_drafts :]):
+    for index, row in enumerate(rows[-1 - len(fed) :]):
         guess = None
         if draft.weights is not None and index < len(draft.token_ids):
             guess = Guess(draft.token_ids[index], draft.weights[index])
@@ -85,13 +83,13 @@ def decide(
             sequence.logprobs.append(token_logprobs(model.numerics, row, token, params.logprobs))
         ending = sequence.reason_to_end(token, len(output))
         sequence.push_text(token, len(output) > params.min_tokens, ending)
-        holds = index < entry.num_drafts and token == entry.drafts[index]
+        holds = index < len(fed) and token == fed[index]
         accepted += holds
         if not holds or ending is not None or sequence.stop_string is not None:
             break
-    sequence.num_drafts += entry.num_drafts
+    sequence.num_drafts += len(fed)
     sequence.num_accepted += accepted
-    metrics.count_answer(entry.num_drafts, accepted, len(chosen))
+    metrics.count_answer(len(fed), accepted, len(chosen))
     return chosen
 
 

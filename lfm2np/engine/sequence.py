@@ -46,6 +46,7 @@ class Sequence(Request):
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    inherited: int = 0  # output tokens of the one that it was forked from
     num_drafts: int = 0  # checked
     num_accepted: int = 0  # of them
     draft_error: str | None = None  # why its drafter is not asked any more
@@ -89,6 +90,7 @@ class Sequence(Request):
             stops=copy(self.stops),
             text=self.text,
             output=list(self.output),
+            inherited=len(self.output),
             logprobs=list(self.logprobs),
             prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
         )
@@ -113,7 +115,7 @@ def sample_name(request_id: str, index: int) -> str:
 
 def require_possible(model: LoadedModel, prompt_ids: abc.Sequence[int], params: SamplingParams) -> int:
     """How many tokens may follow the prompt. RequestError for parameters or a prompt that the model can't meet."""
-    require_vocabulary(params, model.config.vocab_size)
+    require_vocabulary(params, model.config.vocab_size, model.config.eos_token_ids)
     if params.stop and not model.has_tokenizer:
         raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer, and {model.path} has none")
     return model.room_after(prompt_ids)
@@ -182,15 +184,16 @@ def so_far(items: list[T], has_ended: bool) -> abc.Sequence[T]:
 
 
 def request_metrics(samples: abc.Sequence[Sequence]) -> RequestMetrics:
-    arrived, longest = samples[0].arrived, max(sample.num_output_tokens for sample in samples)
-    scheduled, first, last = (
+    arrived, longest = samples[0].arrived, max(samples, key=lambda sample: sample.num_output_tokens - sample.inherited)
+    scheduled, first = (
         [time for sample in samples if (time := getattr(sample, name)) is not None]
-        for name in ("first_scheduled", "first_token", "last_token")
+        for name in ("first_scheduled", "first_token")
     )
+    own, begin, end = longest.num_output_tokens - longest.inherited, longest.first_token, longest.last_token
     return RequestMetrics(
         queue_time=min(scheduled) - arrived if scheduled else None,
         time_to_first_token=min(first) - arrived if first else None,
-        time_per_output_token=(max(last) - min(first)) / (longest - 1) if first and longest > 1 else None,
+        time_per_output_token=(end - begin) / (own - 1) if begin is not None and end is not None and own > 1 else None,
         steps=sum(sample.num_steps for sample in samples),
         blocks=max(sample.most_blocks for sample in samples),
         cached_tokens=sum(sample.num_cached_tokens for sample in samples),

@@ -31,7 +31,7 @@ from lfm2np.engine.sequence import Sequence, make_sequences, request_output
 from lfm2np.errors import Lfm2npError, told
 from lfm2np.truth import reference
 from lfm2np.values import Progress
-from scheduler import FinishReason, ScheduledTokens, Status
+from scheduler import FinishReason, Status
 
 
 def alone(
@@ -42,21 +42,11 @@ def alone(
     A drafter matters only if it draws its guesses: it is then asked for one at each position. `progress(done, total)`
     counts the layers of each token's pass.
     """
-    truth, name = model.truth_of(tokens_of_passes(sample.num_prompt_tokens, sample.max_tokens)), sample.request_id
+    truth = model.truth_of(tokens_of_passes(sample.num_prompt_tokens, sample.max_tokens))
     while not sample.is_finished:
         states = reference.hidden_states(truth.weights, model.config, truth.numerics, sample.token_ids, progress)
         logits = reference.output_logits(truth.weights, truth.numerics, states[-1:])  # [1, V]
-        row = ScheduledTokens(
-            request_id=name,
-            start=sample.num_tokens - 1,
-            token_ids=(sample.token_ids[-1],),
-            block_table=(),
-            slot=0,
-            checkpoints=(),
-            first_logits=0,
-            samples=(name,),
-        )
-        (chosen,) = decide(model, sample, row, logits, _guess(drafter, sample), RunMetrics())
+        (chosen,) = decide(model, sample, (), logits, _guess(drafter, sample), RunMetrics())
         sample.append(chosen.token_id)
         if sample.stop_string is not None:
             sample.finish_reason = FinishReason.STOP

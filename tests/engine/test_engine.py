@@ -109,6 +109,29 @@ def test_a_fork_goes_on_with_noise_of_its_own_and_who_is_preempted_as_if_undistu
     replay(trace.getvalue().splitlines(), is_whole=False)
 
 
+def test_time_per_token_is_that_of_the_tokens_that_a_request_computed(trained: Model):
+    """Of a fork it had counted inherited tokens, and of samples one after another the whole time."""
+    now = [0.0]
+
+    def ended(engine: Engine) -> dict[str, float | None]:
+        times: dict[str, float | None] = {}
+        while engine.has_unfinished:
+            now[0] += 1.0
+            times |= {each.request_id: each.metrics.time_per_output_token for each in engine.step() if each.metrics}
+        return times
+
+    engine = Engine(trained, clock=lambda: now[0], max_num_seqs=2)
+    engine.add_request("a", [1, 5, 6], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    for _ in range(4):
+        now[0] += 1.0
+        engine.step()
+    engine.fork("a", "b")
+    assert ended(engine) == {"a": 1.0, "b": 1.0}
+    engine = Engine(trained, clock=lambda: now[0], max_num_seqs=1)
+    engine.add_request("a", [1, 5, 6], SamplingParams(n=2, max_tokens=6, ignore_eos=True))
+    assert ended(engine) == {"a": 1.0}
+
+
 def test_numpy_ids_from_a_drafter_are_plain_ints_in_the_trace(trained: Model):
     class Numpy:
         is_random = False

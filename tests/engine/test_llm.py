@@ -120,6 +120,22 @@ def test_requests_of_the_caller_keep_their_outputs(llm, model):
     assert {output.request_id: len(output.outputs[0].token_ids) for output in outputs} == {name: 4, "long": 12}
 
 
+def test_an_answer_to_come_keeps_its_name(model):
+    """A later prompt had got the answer of the caller's request."""
+    llm = LLM(model)
+    llm.engine.add_request("1", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=1))
+    llm.generate(IDS, GREEDY)
+    (output,) = llm.generate([9, 9, 9], GREEDY)
+    assert output.prompt_token_ids == (9, 9, 9)
+    assert [(each.request_id, each.finished) for each in llm.engine.step()] == [("1", True)]
+
+
+def test_a_request_that_min_tokens_leaves_no_token_is_refused(llm, model):
+    eos = list(model.config.eos_token_ids)
+    with pytest.raises(RequestError, match="min_tokens 1: expected 0, since allowed_token_ids"):
+        llm.generate(IDS, SamplingParams(allowed_token_ids=eos, min_tokens=1, ignore_eos=True))
+
+
 def test_a_chat_is_what_its_template_makes_of_it(llm, model):
     question, other = ([{"role": "user", "content": text}] for text in ("sort: 3 1 2", "add: 3 + 4"))
     params = SamplingParams(temperature=0.0)

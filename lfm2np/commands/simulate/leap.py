@@ -22,7 +22,7 @@ from scheduler import Request, Scheduler
 
 @dataclass
 class Leap:
-    """What came of it. `taken`: (step of the leap, blocks that it took from the free list), where there were any."""
+    """What came of it. `taken`: (step of the leap, blocks that it took from the free list, less those given back)."""
 
     steps: int
     finished: list[Request] = field(default_factory=list)
@@ -77,14 +77,13 @@ def _cross_blocks(scheduler: Scheduler, count: int, running: Sequence[Request], 
         growing, free = beginners[step % size], pool.num_free
         for index in growing if step else ():  # whose last block is full since the step before
             _settle(scheduler, running[index], starts[index] + step)
-        if scheduler.memory.reserves:
-            continue  # blocks for the whole length are there
-        if len(growing) > free:
-            result.steps = step
-            return result
-        for index in growing:
-            scheduler.memory.grow(running[index], 1, [])
-        result.taken.append((step, len(growing)))
+        if not scheduler.memory.reserves:  # else blocks for the whole length are there
+            if len(growing) > pool.num_free:
+                result.steps = step
+                return result
+            for index in growing:
+                scheduler.memory.grow(running[index], 1, [])
+        result.taken.append((step, free - pool.num_free))
     return result
 
 

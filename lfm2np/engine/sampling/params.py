@@ -115,7 +115,7 @@ def from_json(raw: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def require_vocabulary(params: SamplingParams, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+def require_vocabulary(params: SamplingParams, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
     """The second check, against a model: ids within the vocabulary, no more log-probabilities than it has tokens.
 
     Also that some token can be chosen at all: `min_tokens` forbids the end-of-sequence tokens at first, and the ids

@@ -112,7 +112,8 @@ def compute(
     shards = cut(missing, sizes, place.max_num_batched_tokens, shared)
     contents = [[items[index] for index in shard] for shard in shards]
     names = [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards]
-    done = sum(sizes) - sum(sizes[index] for index in missing)
+    total = sum(sizes)
+    done = total - sum(sizes[index] for index in missing)
     began = time.perf_counter()
 
     def keep(number: int, computed: list[Any]) -> None:
@@ -124,10 +125,10 @@ def compute(
         num_tokens = sum(sizes[index] for index in shards[number])
         done += num_tokens
         place.num_tokens += num_tokens
-        report(done, sum(sizes))
+        report(done, total)
 
     report = progress or (lambda *_: None)
-    report(done, sum(sizes))
+    report(done, total)
     if place.executor is None:
         function = functools.partial(work.function, model)
     else:

@@ -230,21 +230,21 @@ def test_an_empty_object_gives_the_defaults():
 @pytest.mark.parametrize("name", [*ID_LISTS, "logit_bias", "logprobs", "prompt_logprobs"])
 def test_ids_and_counts_lie_within_the_vocabulary(name: str):
     value: Any = {10: 1.0} if name == "logit_bias" else [0, 10] if name in ID_LISTS else 11
-    require_vocabulary(SamplingParams(**{name: value}), 11)
+    require_vocabulary(SamplingParams(**{name: value}), 11, ())
     with pytest.raises(RequestError, match=rf"^{name} 1[01]: expected a .*, 0 to vocab_size(-1=9|=10)$"):
-        require_vocabulary(SamplingParams(**{name: value}), 10)
+        require_vocabulary(SamplingParams(**{name: value}), 10, ())
 
 
 def test_some_token_must_be_left_for_the_first_choice():
     with pytest.raises(RequestError, match=r"^banned_token_ids: all of the vocabulary"):
-        require_vocabulary(SamplingParams(banned_token_ids=range(10)), 10)
+        require_vocabulary(SamplingParams(banned_token_ids=range(10)), 10, ())
     only_eos = SamplingParams(allowed_token_ids=[4], min_tokens=1)
-    require_vocabulary(only_eos, 10)
+    require_vocabulary(only_eos, 10, ())
     with pytest.raises(RequestError, match=r"^min_tokens 1: expected 0, since allowed_token_ids"):
-        require_vocabulary(only_eos, 10, eos_token_ids=[4])
+        require_vocabulary(only_eos, 10, [4])
     almost_all = SamplingParams(banned_token_ids=range(9), min_tokens=1)
     with pytest.raises(RequestError, match=r"^min_tokens 1: expected 0, since the vocabulary"):
-        require_vocabulary(almost_all, 10, eos_token_ids=[9])
+        require_vocabulary(almost_all, 10, [9])
 
 
 def test_a_shadowed_check_would_be_seen():
