@@ -5,6 +5,8 @@ only the id. A block is
     owned   by `references` tables (more than one: it is shared)
     cached  by none, but published under a key, so that its content can be found again until it is handed out anew
     free    by none, without a key
+    a twin  owned, with the content of a published one: it gets the key when that one is handed out anew, so that what
+            still runs can be found
 Cached and free blocks stand in one list, the next to be handed out first: blocks without a key go to its front, those
 with one to its back, so the least recently used content is evicted first (vLLM's order).
 
@@ -29,13 +31,15 @@ class BlockPool:
         self.references = [0] * num_blocks
         self.key_of: list[bytes | None] = [None] * num_blocks
         self.block_of: dict[bytes, int] = {}  # published key -> block
+        self.twins: dict[bytes, list[int]] = {}  # by the key that each waits for
+        self.key_of_twin: dict[int, bytes] = {}
         self.evictions = 0
         ring = num_blocks + 1
         self._next = [(index + 1) % ring for index in range(ring)]
         self._previous = [(index - 1) % ring for index in range(ring)]
 
     def allocate(self) -> tuple[int, bytes | None]:
-        """A block that the caller alone owns, and the key that this evicts, if any. PoolError if none is left."""
+        """A block that the caller alone owns, and the key that is found no more, if any. PoolError if none is left."""
         block = self._next[self.num_blocks]
         if block == self.num_blocks:
             raise PoolError(f"no block is free: all {self.num_blocks} are owned")
@@ -44,6 +48,9 @@ class BlockPool:
             del self.block_of[evicted]
             self.key_of[block] = None
             self.evictions += 1
+            if twins := self.twins.get(evicted):
+                self._publish(self._forget_twin(twins[0]), evicted)
+                evicted = None
         self._unlink(block)
         self.references[block] = 1
         return block, evicted
@@ -69,6 +76,7 @@ class BlockPool:
         self._require_owned(block)
         self.references[block] -= 1
         if self.references[block] == 0:
+            self._forget_twin(block)
             front = self.key_of[block] is None
             self._link_after(self.num_blocks if front else self._previous[self.num_blocks], block)
 
@@ -85,18 +93,19 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> bool:
         """Lets the content of a block be found by its key; call it after the content is written.
 
-        False, and no change, if another block already has that key. PoolError for a block that is not owned or has a
-        key.
+        False if another block already has that key: this one is its twin. PoolError for a block that is not owned, or
+        was published before.
         """
         self._require_known(block)
         if self.references[block] == 0:
             raise PoolError(f"block {block} is published, but no one owns it: use after free")
-        if self.key_of[block] is not None:
+        if self.key_of[block] is not None or block in self.key_of_twin:
             raise PoolError(f"block {block} is published twice")
         if key in self.block_of:
+            self.twins.setdefault(key, []).append(block)
+            self.key_of_twin[block] = key
             return False
-        self.key_of[block] = key
-        self.block_of[key] = block
+        self._publish(block, key)
         return True
 
     def require_writable(self, block: int) -> None:
@@ -117,6 +126,19 @@ class BlockPool:
             order.append(block)
             block = self._next[block]
         return order
+
+    def _publish(self, block: int, key: bytes) -> None:
+        self.key_of[block] = key
+        self.block_of[key] = block
+
+    def _forget_twin(self, block: int) -> int:
+        """The block, which is no twin any more, if it was one."""
+        key = self.key_of_twin.pop(block, None)
+        if key is not None:
+            self.twins[key].remove(block)
+            if not self.twins[key]:
+                del self.twins[key]
+        return block
 
     def _require_owned(self, block: int, owners: int = 1) -> None:
         self._require_known(block)

@@ -71,17 +71,10 @@ class Group:
         return (FREED,) * first + tuple(self.pool.block_of[key] for key in keys[first:])
 
     def publish(self, request: Request, first: int, keys: Sequence[bytes]) -> None:
-        """After the write: the blocks from number `first` on, which became full. Where another block has the same
-        content, the table goes on with that one: else it could be evicted, and what still runs would not be found."""
-        table = list(request.tables[self.index])
-        for place, key in enumerate(keys, start=first):
-            if not self.pool.publish(table[place], key):
-                found = self.pool.block_of[key]
-                self.pool.share(found)
-                self.pool.release(table[place])
-                table[place] = found
-            self.evicted.pop(key, None)
-        request.tables[self.index] = tuple(table)
+        """After the write: the blocks from number `first` on, which became full."""
+        for block, key in zip(request.tables[self.index][first:], keys, strict=False):
+            if self.pool.key_of[block] is None and self.pool.publish(block, key):
+                self.evicted.pop(key, None)
 
     # --- admission and growth
 

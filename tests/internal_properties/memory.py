@@ -27,7 +27,7 @@ CALLS = ("allocate", "allocate_unused", "share", "release", "release_table", "pu
 def pool_is_a_list(example: tuple[int, list[tuple[str, int, bytes]]]) -> None:
     """Each call that may be made, on the pool and on a list and two dictionaries; others: wrong_calls.py."""
     num_blocks, calls = example
-    pool, owners, keys = BlockPool(num_blocks), Counter[int](), dict[int, bytes]()
+    pool, owners, keys, twins = BlockPool(num_blocks), Counter[int](), dict[int, bytes](), dict[int, bytes]()
     order, evictions = list(range(num_blocks)), 0  # of those that no one owns, the next to be handed out first
     for call, number, key in calls:
         owned = sorted(owners.elements())
@@ -43,6 +43,9 @@ def pool_is_a_list(example: tuple[int, list[tuple[str, int, bytes]]]) -> None:
             owners[order[0]] = 1
             evicted = keys.pop(order[0], None)
             evictions += evicted is not None
+            if heir := [twin for twin, key in twins.items() if key == evicted][:1]:
+                keys[heir[0]] = twins.pop(heir[0])
+                evicted = None
             expected = order.pop(0) if call == "allocate_unused" else (order.pop(0), evicted)
         elif call == "share" and (known := sorted({*owned, *keys})):
             block = known[number % len(known)]
@@ -56,10 +59,11 @@ def pool_is_a_list(example: tuple[int, list[tuple[str, int, bytes]]]) -> None:
                 owners[each] -= 1
                 if not owners[each]:
                     del owners[each]
+                    twins.pop(each, None)
                     order.insert(len(order) if each in keys else 0, each)
-        elif call == "publish" and owned and block not in keys:
+        elif call == "publish" and owned and block not in {*keys, *twins}:
             arguments, expected = (block, key), key not in keys.values()
-            keys |= {block: key} if expected else {}
+            (keys if expected else twins)[block] = key
         else:
             continue
         require(getattr(pool, call)(*arguments), expected, f"{call}{arguments}", example)
