@@ -20,7 +20,7 @@ from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.prefix_hits import prefix_hits
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES
 
-NEVER_ASKED = "top_p, penalties"
+NEVER_ASKED = "requests for top_k, top_p, min_p, penalties, logit_bias, min_tokens or a choice of tokens"
 MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the tag of such a request: the id of the one that ended early
 
