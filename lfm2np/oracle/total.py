@@ -36,6 +36,7 @@ from lfm2np.oracle.workloads import CASES
 from lfm2np.values import Progress
 
 MOST_SIZE = 1.5  # root mean square of right engines' errors in units of their own format's noise
+LEAST_TOLD = 256  # log-probabilities from which on another format is the verdict by the size of its errors
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,10 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
         return Verdict.BUG, grounds, causes
     other = other_format(evidence)
     name, fit = other or ("", None)
+    told = sum(position.error is not None for position in positions)
+    if fit is Fit.BY_SIZE and told < LEAST_TOLD:
+        few = f"of {told} log-probabilities: {fit.format(name, format_name)}"
+        return Verdict.BUG, grounds, [*causes, Suspicion(GUESS, few)]
     if fit is not None and fit is not Fit.SMALLER:
         return Verdict.DRIFT, [fit.format(name, format_name)], []
     everywhere = causes[0].suspect if causes and causes[0].suspect in (EVERYWHERE, UNSTEADY) else ""
