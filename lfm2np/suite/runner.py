@@ -22,6 +22,7 @@ from lfm2np.suite.strategies.lengths import lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
 from lfm2np.suite.strategies.tiny_models import TinyModel
 
+OF_RECORDS = "lfm2np rollouts judges filters and penalties of recorded answers"
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 
 
@@ -131,18 +132,20 @@ def totals() -> str:
     return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
 
 
-def met() -> str:
+def met(factory: Factory) -> str:
     """How often this process met the situations in which engines break, and which of them never."""
     counted = {
-        "runs with prefix hits": TOTALS.hits,
+        "runs that report prefix hits": TOTALS.hits,
         f"steps with batches over {WIDE}": TOTALS.wide,
         "preemptions": TOTALS.preemptions,
         "forks": TOTALS.forks,
         "aborts": TOTALS.aborts,
     }
     often = ", ".join(f"{count:,} {name}" for name, count in counted.items() if count) or "nothing"
-    never = ", ".join(name for name, count in counted.items() if not count) or "nothing"
-    return f"met: {often}; never: {never}"
+    never = [name for name, count in counted.items() if not count]
+    if "processors" in unjudged(factory):
+        never.append(f"{FEATURES['processors']}: with --number-format none are sent; {OF_RECORDS}")
+    return f"met: {often}; never: {', '.join(never) or 'nothing'}"
 
 
 def described(error: BaseException) -> str:

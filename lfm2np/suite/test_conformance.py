@@ -30,7 +30,7 @@ class Judged:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def summary(self) -> Iterator[str]:
-        yield from (runner.totals(), runner.met())
+        yield from (runner.totals(), runner.met(self.factory))
 
 
 @pytest.fixture(scope="session")

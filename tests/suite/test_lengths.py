@@ -114,11 +114,22 @@ def test_parts_of_attention_are_compared():
         assert run_property(by_id("scores"), adapters.own, "ci", shrink=False).status == "failed"
 
 
-@pytest.mark.parametrize("name", ["prefix-hits", "wide-batches"])
-def test_quick_meets_hits_and_wide_batches_at_the_engine_s_own_block_size(name: str, monkeypatch: pytest.MonkeyPatch):
+class Silent(adapters.Own):
+    """Its answers alone report hits."""
+
+    def metrics(self) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("prefix-hits", adapters.Own), ("prefix-hits", Silent), ("wide-batches", Silent)]
+)
+def test_quick_meets_hits_and_wide_batches_at_the_engine_s_own_block_size(
+    name: str, base: type[adapters.Own], monkeypatch: pytest.MonkeyPatch
+):
     totals = driver.Totals()
     monkeypatch.setattr(driver, "TOTALS", totals)
-    kind = type("Blocks", (adapters.Own,), {"sizes": {"block_size": 16, "max_num_batched_tokens": 64}})
+    kind = type("Blocks", (base,), {"sizes": {"block_size": 16, "max_num_batched_tokens": 64}})
     result = run_property(by_id(name), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "quick")
     assert result.status == "passed", result.message
     assert totals.hits if name == "prefix-hits" else totals.wide

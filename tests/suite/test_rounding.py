@@ -18,7 +18,7 @@ from lfm2np.suite.plugin import NUMBER_FORMATS
 from lfm2np.suite.properties.driver import generate
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import Rounding, require_explained, require_rounded_scores
-from lfm2np.suite.runner import run_property
+from lfm2np.suite.runner import met, run_property
 from lfm2np.suite.strategies.tiny_models import loaded
 
 pytestmark = pytest.mark.rounding
@@ -93,6 +93,13 @@ def test_scores_are_judged():
     require_rounded_scores("float32", model, ids, scores)
     with pytest.raises(Violation, match="score, prompt token 3: token 5 with a log-probability that is off by"):
         require_rounded_scores("float32", model, ids, [*scores[:2], scores[2] + 0.01, scores[3]])
+
+
+def test_what_no_format_lets_judge_is_said_never_to_be_sent():
+    """Pinned: an engine that ignored penalties passed, and nothing said that none was sent."""
+    words = "penalties, biases, masks, filters, min_tokens: with --number-format none are sent"
+    assert words in met(BFLOAT16).partition("; never: ")[2]
+    assert words not in met(adapters.own)
 
 
 def test_formats_of_a_small_range_are_not_asked_to_overflow():

@@ -233,6 +233,6 @@ def add_check(commands: Commands) -> None:
     add_report(parser, "; with --against also FILE-findings: a folder for each broken relation, as of fuzz")
     group = against.add_options(parser)
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
-    add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
-    add(group, "--max-num-batched-tokens N", f"most tokens in a step of the engine ({CHUNK})")
+    add(group, "--block-size N", f"tokens in a cache block of the engine (as it reports, else {BLOCK})")
+    add(group, "--max-num-batched-tokens N", f"most tokens in a step of the engine (as it reports, else {CHUNK})")
     add_modes(parser, UNUSED)

@@ -230,14 +230,12 @@ class RecordedEngine:
         ids, name = (*output.prompt_token_ids, *sample.token_ids)[:-1], sample_name(request_id, index)
         lines = [json.loads(line) for line in self._trace.getvalue().splitlines()]
         plans = [line["plan"]["scheduled"] for line in lines if line["kind"] == "step" and line["plan"]["scheduled"]]
-        recorder = Recorder()
+        recorder = Recorder(prompt=ids)
         for number, scheduled in enumerate(plans):
             row = 0
             for place, entry in enumerate(scheduled):
                 start, end = entry["start"], min(entry["start"] + len(entry["token_ids"]), len(ids))
                 if entry["request_id"] == name and start < end:
-                    if not recorder.sizes:
-                        recorder.token_ids = list(ids[:start])
                     recorder.step(ids[start:end], start)
                     for tensor, rows in self._recorder.passes[number].items():
                         if tensor != "lm_head":

@@ -62,6 +62,7 @@ class Recorder:
     path     the file to write; None: `tensors()` alone
     format   what the engine computes in (float32, float16, bfloat16, q8), where the arrays kept are wider
     prefix   tokens before the first step that came from a cache
+    prompt   of the request, if known: where the first step starts within it, the tokens before are the prefix
     until    a position: what comes after the step that computes it is not kept
     """
 
@@ -71,11 +72,13 @@ class Recorder:
         format: str | None = None,
         prefix: Sequence[int] = (),
         until: int | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         if format is not None and format not in PRECISIONS:
             raise DumpError(f"format {format!r}: expected one of {', '.join(PRECISIONS)}")
         self.path, self.format, self.until = path, format, until
         self.token_ids = [int(token_id) for token_id in prefix]
+        self._prompt = [int(token_id) for token_id in prompt]
         self._steps: list[Step] = []
         self._is_over = False  # what `until` names has been computed
 
@@ -90,6 +93,8 @@ class Recorder:
         start   position of the first; None: the one after the last. What earlier steps computed from there on is
                 dropped: the caches now hold what is computed again, and later steps read that
         """
+        if not self.token_ids and start is not None and 0 < start <= len(self._prompt):
+            self.token_ids = self._prompt[:start]
         known = len(self.token_ids)
         if len(token_ids) == 0:
             raise DumpError(f"step {len(self._steps)}: no tokens, expected at least one")

@@ -120,7 +120,8 @@ def python_engine(target: str, model: Path, format: str) -> Record:
         raise AnswersOnlyError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
 
     def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
-        recorder, prompt = Recorder(format=format, until=until), list(prompts[request])
+        prompt = list(prompts[request])
+        recorder = Recorder(format=format, until=until, prompt=prompt)
         engine.record([list(prompt) for prompt in prompts], request, new, recorder)
         recorded, expected = recorder.token_ids, prompt if until is None else prompt[: until + 1]
         if len(recorded) > len(prompt) + new:

@@ -30,6 +30,7 @@ from lfm2np.suite.itself.relations import (
     Relation,
 )
 from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, words_of
+from lfm2np.suite.itself.samples import samples_alike
 from lfm2np.values import Progress
 
 OUT_OF_TIME = "out of time"
@@ -251,10 +252,9 @@ class Asking:
         if relation.samples:
             alone, refuted = self.alone(number, relation.samples)
         else:
-            questions = 0 if relation.keeps else number
-            if questions not in self.known:
-                self.known[questions], refuted = self.alone(questions)
-            alone = self.known[questions]
+            alone, refuted = self.greedy(0 if relation.keeps else number)
+        if relation.samples > 1 and refuted is None:
+            refuted = self.alike(alone, number)
         round_ = Round(fault=refuted)
         for trace in relation.build(alone, self.sizes) if alone else ():
             played = self.play(trace, relation.player)
@@ -270,6 +270,21 @@ class Asking:
             if played.trouble is not None and round_.fault is None:
                 round_.fault = Broken(played.trouble.what, trace)
         return round_
+
+    def greedy(self, round_: int) -> tuple[list[Pair], Broken | None]:
+        """As `alone`; what is known is not asked again."""
+        refuted: Broken | None = None
+        if round_ not in self.known:
+            self.known[round_], refuted = self.alone(round_)
+        return self.known[round_], refuted
+
+    def alike(self, alone: Sequence[Pair], round_: int) -> Broken | None:
+        """Samples that repeat each other."""
+        found = samples_alike(alone, self.greedy(round_)[0], self.spread.nats)
+        if found is None:
+            return None
+        question, words = found
+        return Broken(f"prompt of {plural(len(question.prompt_token_ids), 'token')}: {words}", Trace((question,)))
 
     def play(self, trace: Trace, player: str = "") -> Played:
         played = self.players[player].play(trace)

@@ -10,6 +10,7 @@ from typing import Any
 from lfm2np.oracle.engines.records_json import trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
+from lfm2np.suite.itself.questions import Sizes
 from lfm2np.suite.itself.relations import ALONE
 from lfm2np.suite.itself.rounding_spread import LEAST_GROUPS, Outcome, Spread, least_limit, limits_of, spread_of
 
@@ -107,8 +108,15 @@ def facts_of(asking: Asking) -> dict[str, str]:
         **({} if asking.other is None else {"other": asking.other.abilities.engine}),
         "format": asking.format_name,
         "spread": "equal bits" if asking.is_bitwise else spread_words(asking.widest),
+        "sizes": sizes_words(asking.sizes),
         "asked": f"{asking.requests} requests, {asking.tokens} tokens, in {asking.seconds:.0f} s",
     }
+
+
+def sizes_words(sizes: Sizes) -> str:
+    """What prompts lie around."""
+    at_once = plural(sizes.slots, "request")
+    return f"blocks of {sizes.block}, chunks of {sizes.chunk}, {at_once} at once, at most {sizes.longest} tokens"
 
 
 def spread_words(spread: Spread) -> str:

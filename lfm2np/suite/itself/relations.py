@@ -301,7 +301,7 @@ RELATIONS = (
     Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, SEEDS, samples=1),
     Relation(
         "samples",
-        "n samples of a request = their tokens sent as a prompt",
+        "n samples of a request = their tokens sent as a prompt; each has random numbers of its own",
         score,
         ("takes_samples", "tells_prompt_logprobs"),
         samples=3,

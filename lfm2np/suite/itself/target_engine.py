@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.errors import InconclusiveError
+from lfm2np.errors import ConfigError, InconclusiveError
 from lfm2np.oracle.engines.dialects.dialect import Location
+from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities, Target
@@ -19,6 +21,7 @@ from lfm2np.suite.itself.questions import DEFAULT_VOCAB, Sizes
 
 VOCAB_AT = (Location("/v1/models", ("data", 0, "meta", "n_vocab")),)  # llama.cpp's
 BLOCK, CHUNK, SLOTS, LONGEST = 16, 512, 8, 2048
+HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
 HTTP = ("http:", "https:")
 
 
@@ -62,12 +65,21 @@ def asking_of(text: str, options: Options) -> Iterator[Asking]:
         yield Asking(players, abilities, sizes, options.format_name)
 
 
-def player_of(text: str, options: Options, tokenizer: Tokenizer | None = None, at_once: int | None = None) -> Target:
-    """RequestError for a target of no known form. `at_once`: as target_named has it, of one that is no server."""
+def player_of(
+    text: str,
+    options: Options,
+    tokenizer: Tokenizer | None = None,
+    at_once: int | None = None,
+    hints: Mapping[str, int] = HINTS,
+) -> Target:
+    """RequestError for a target of no known form.
+
+    at_once  as target_named has it, of one that is no server
+    hints    what a factory is given of sizes that `options` does not say
+    """
     if text.startswith(HTTP):
         return WatchedServer(text, tokenizer, options.name, options.timeout)
-    defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
-    sizes = {name: options.size(name, size) for name, size in defaults.items()}
+    sizes = {name: options.size(name, size) for name, size in hints.items()}
     vocab = options.vocab or DEFAULT_VOCAB
     return target_named(
         text,
@@ -84,13 +96,25 @@ def player_of(text: str, options: Options, tokenizer: Tokenizer | None = None, a
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:
     reported = player.number_at(VOCAB_AT) if options.vocab is None and isinstance(player, WatchedServer) else None
     longest = abilities.longest or LONGEST
+    if isinstance(player, PythonTarget | ExecTarget):  # made from the checkpoint
+        longest = min(longest, positions_of(options.model) or longest)
     return Sizes(
-        block=options.size("block_size", BLOCK),
-        chunk=options.size("max_num_batched_tokens", CHUNK),
+        block=options.size("block_size", abilities.block or BLOCK),
+        chunk=options.size("max_num_batched_tokens", abilities.chunk or CHUNK),
         slots=options.size("max_num_seqs", abilities.slots or SLOTS),
         longest=min(longest, options.size("max_model_len", longest)),
         vocab=options.vocab or reported or DEFAULT_VOCAB,
     )
+
+
+def positions_of(model: Path) -> int | None:
+    """max_position_embeddings of a checkpoint of any model; None where its config.json has none that is a size."""
+    try:
+        config = read_object(model / "config.json", ConfigError)
+    except ConfigError:
+        return None
+    positions = config.get("max_position_embeddings")
+    return positions if type(positions) is int and positions > 0 else None
 
 
 def smaller(first: Sizes, second: Sizes) -> Sizes:

@@ -33,7 +33,7 @@ class Totals:
     runs: int = 0
     steps: int = 0
     tokens: int = 0
-    hits: int = 0  # runs in which the engine took tokens from its prefix cache, by its own metrics
+    hits: int = 0  # runs in which the engine took tokens from its prefix cache, as its metrics or answers report
     wide: int = 0  # steps in which more than WIDE requests got a token
     preemptions: int = 0
     forks: int = 0
@@ -70,8 +70,7 @@ def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
     if len(lists) != len(requests):
         raise Violation(f"{len(lists)} answers for {len(requests)} requests")
     outcome = Outcome({request.request_id: list(answer) for request, answer in zip(requests, lists, strict=True)})
-    TOTALS.hits += (cached_tokens(engine) or 0) > before
-    count(outcome)
+    count(outcome, (cached_tokens(engine) or 0) > before)
     return outcome
 
 
@@ -116,8 +115,7 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         step()
     if alive:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
-    TOTALS.hits += bool(cached_tokens(engine))
-    count(outcome)
+    count(outcome, bool(cached_tokens(engine)))
     return outcome
 
 
@@ -178,10 +176,13 @@ def step_bound(scenario: Scenario) -> int:
     return len(scenario.ops) + (work + 20) * (4 + 2 * disturbances)
 
 
-def count(outcome: Outcome) -> None:
+def count(outcome: Outcome, has_hits: bool) -> None:
+    """`has_hits`: by the engine's metrics."""
+    answers = [answer for answers in outcome.completions.values() for answer in answers]
     TOTALS.runs += 1
     TOTALS.steps += outcome.steps
-    TOTALS.tokens += sum(len(completion.ids) for answer in outcome.completions.values() for completion in answer)
+    TOTALS.tokens += sum(len(answer.ids) for answer in answers)
+    TOTALS.hits += has_hits or any(answer.cached_tokens for answer in answers)
 
 
 # --- the truth

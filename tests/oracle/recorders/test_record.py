@@ -29,7 +29,8 @@ from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.sending import send_all
-from lfm2np.teaching.tutorial import Adapter, Shown
+from lfm2np.teaching import nano
+from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
 
 pytestmark = [pytest.mark.rounding, pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
@@ -225,6 +226,38 @@ def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(capsys: 
     assert "or one before it that was not dumped" in json.dumps(report)
     text = "\n".join(cause["lines"])
     assert "short-prompts-2: prompt of 1, 1 new, alone after short-prompts-1" in text and "lm_head" in text
+
+
+class Stateless(Shown):
+    """Its hits take the cached blocks, and zeros for the states behind them."""
+
+    def admit(self) -> nano.Sequence:
+        sequence = super().admit()
+        self.states[sequence.slot] = 0.0
+        return sequence
+
+
+class Hitting(Adapter):
+    """Records with its prefix cache, of which a recorder knows nothing."""
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        super().__init__(Stateless(model, **{name: size for name, size in sizes.items() if name in SIZES}))
+
+    def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
+        engine, engine.recorder = self.engine, recorder
+        sequences = [engine.add(str(index), tuple(prompt), max_tokens) for index, prompt in enumerate(prompts)]
+        engine.recorded = sequences[request]
+        while engine.unfinished:
+            engine.step()
+        engine.recorded = None
+
+
+def test_a_prefix_hit_is_recorded_and_its_state_located(capsys: Any) -> None:
+    """Pinned: "step 0: start=16 after 0 tokens", of an engine that was handed the recorder."""
+    assert main(["check", "test_record:Hitting", "--cases", "prefixes", "--first", "--locate", "--json"]) == 1
+    cause = json.loads(capsys.readouterr().out)["figures"]["cause"]
+    assert cause["finding"] is not None, cause["lines"]
+    assert cause["finding"]["name"] == "model.layers.0.conv.state" and cause["before"]
 
 
 def test_of_an_engine_without_a_recorder_the_request_to_dump_is_named(capsys: Any) -> None:

@@ -60,6 +60,26 @@ def test_a_prefix_that_was_cached_has_no_rows() -> None:
     assert len(dump.tensors[LAYER]) == 3
 
 
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_hit_within_a_known_prompt_has_its_tokens_as_the_prefix(start: int) -> None:
+    prompt = [5, 6, 7, 8]
+    recorder = Recorder(prompt=prompt)
+    recorder.step(prompt[start:], start)
+    recorder.keep(LAYER, rows(4 - start))
+    recorder.step([9], 4)
+    recorder.keep(LAYER, rows(1))
+    dump = read(recorder)
+    assert (dump.token_ids.tolist(), dump.steps.first, dump.steps.ends) == ([*prompt, 9], start, (4, 5))
+    recorder.step(prompt[2:], 2)  # after a preemption, with another hit
+    assert recorder.token_ids == prompt
+
+
+@pytest.mark.parametrize(("recorder", "known"), [(Recorder(), 0), (Recorder(prompt=[5]), 0), (Recorder(prefix=[5]), 1)])
+def test_a_hit_of_unknown_tokens_is_refused(recorder: Recorder, known: int) -> None:
+    with pytest.raises(DumpError, match=rf"start=2 after {known} tokens, .*: Recorder\(prefix=\.\.\.\)"):
+        recorder.step([7], 2)
+
+
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_are_written_row_by_row_however_they_lie_in_memory(order: str) -> None:
     """Pinned: those that a transposition had left column by column were written so."""

@@ -18,6 +18,7 @@ from faults import inject
 from served_here import folder, serving
 
 from lfm2np.commands.cli import main
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.engines.records import Answer
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.suite.adapters import Own, own
@@ -246,6 +247,34 @@ def test_sizes_that_an_engine_reports_are_not_assumed(
     monkeypatch.setattr("lfm2np.suite.adapters.Own", Reports)
     code, report = one_line(OWN, "--examples", "2", capsys=capsys)
     assert (code, report["figures"]["assumed"], report["figures"]["sizes"]) == (0, [], Reports.sizes)
+
+
+class Heeds(Own):
+    """Makes itself in the sizes of its hints, and reports them."""
+
+    def __init__(self, model: Model, sizes: dict[str, Any]) -> None:
+        super().__init__(model, sizes)
+        self.sizes = {name: sizes[name] for name in ("block_size", "max_num_batched_tokens", "max_num_seqs")}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "block_size 16 (reported), max_num_batched_tokens 64 (reported), max_num_seqs 8 (reported)"),
+        (
+            ("--max-num-batched-tokens", "32"),
+            "block_size 16 (reported), max_num_batched_tokens 32 (given), max_num_seqs 8 (reported)",
+        ),
+    ],
+)
+def test_a_factory_gets_the_sizes_that_are_assumed_as_its_hints(
+    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: chunks of 512, which most prompts of a small model do not fill."""
+    monkeypatch.setattr("lfm2np.suite.adapters.Own", Heeds)
+    code, report = one_line(OWN, "--examples", "1", *options, capsys=capsys)
+    assert (code, report["figures"]["assumed"]) == (0, [])
+    assert report["facts"]["sizes"] == f"{expected}, max_model_len 128 (the model's)"
 
 
 class Silent:

@@ -57,6 +57,7 @@ class Pretend:
     tells_logprobs: bool = True
     second_at: int | None = None  # the output token where it takes the second best
     late_stop: int = 0  # characters of a stop string that stay in the text
+    shares_noise: bool = False  # all samples of a request have the same random numbers
 
     def probe(self) -> Abilities:
         return Abilities(
@@ -113,7 +114,8 @@ class Pretend:
     def answer(self, now: Circumstances, sample: int) -> Answer:
         sent, ids, logprobs, tops = now.sent, list[int](), list[float](), list[dict[int, float]]()
         text, reason = "", "length"
-        choice = random.Random(f"{sent.params.seed if self.takes_seeds else self.number} {sample}")
+        noise = 0 if self.shares_noise else sample
+        choice = random.Random(f"{sent.params.seed if self.takes_seeds else self.number} {noise}")
         for position in range(sent.max_tokens):
             values = self.values((*sent.prompt_token_ids, *ids), now, position)
             best, second = sorted(values, key=lambda each: -values[each])[:2]

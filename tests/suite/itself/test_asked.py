@@ -84,6 +84,7 @@ OTHER_BUGS: dict[str, tuple[dict[str, Any], set[str]]] = {  # by fields of Prete
     "seeds without effect": ({"takes_seeds": False}, {"seeds"}),
     "a stop string left in the text": ({"late_stop": 1}, {"stop"}),
     "not the likeliest token": ({"second_at": 2}, {"greedy"}),
+    "samples with the same random numbers": ({"shares_noise": True}, {"samples"}),
 }
 EVERY_BUG = {**{name: ({"bug": bug}, broken) for name, (bug, broken) in BUGS.items()}, **OTHER_BUGS}
 

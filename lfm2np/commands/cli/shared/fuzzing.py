@@ -32,6 +32,7 @@ from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLA
 from lfm2np.suite.fuzz.started import StartedServer, answers
 from lfm2np.suite.itself.target_engine import HTTP, Options, player_of
 
+HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
@@ -77,7 +78,7 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
     given = {name: getattr(arguments, name) for name in TOLD}
     rounded = format_options.computed_in(arguments)
     options = Options(model.path, given, model.config.vocab_size, arguments.name, arguments.timeout, rounded)
-    player = player_of(arguments.target, options, model.tokenizer_or_none, MOST_REQUESTS)  # all that are due
+    player = player_of(arguments.target, options, model.tokenizer_or_none, MOST_REQUESTS, HINTS)  # all that are due
     stack.callback(player.close)
     abilities = player.probe()
     if not abilities.tells_token_ids:
@@ -196,7 +197,7 @@ def report_of(
     counts, context, around = campaign.counts, subject.context, subject.around
     sizes = dict(zip(TOLD, (around.block, around.chunk, around.slots, around.longest), strict=True))
     unknown = [] if arguments.replay else list(around.assumed)
-    shown = [f"{name} {size}{' (assumed)' * (name in around.assumed)}" for name, size in sizes.items()]
+    shown = [f"{name} {size} ({source_of(name, arguments, subject)})" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
     is_refused = any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
@@ -233,6 +234,17 @@ def report_of(
             "seconds": round(counts.seconds, 1),
         },
     )
+
+
+def source_of(name: str, arguments: argparse.Namespace, subject: Subject) -> str:
+    """Who says a size, of TOLD."""
+    abilities = subject.abilities
+    reported = dict(zip(TOLD, (abilities.block, abilities.chunk, abilities.slots, abilities.longest), strict=True))
+    if getattr(arguments, name) is not None:
+        return "given"
+    if reported[name] is not None:
+        return "reported"
+    return "assumed" if name in subject.around.assumed else "the model's"
 
 
 def finding_of(failure: Failure, folder: Path) -> Finding:
