@@ -133,7 +133,7 @@ def test_a_right_engine_ends_with_0_and_leaves_nothing(capsys: pytest.CaptureFix
     assert run(OWN, *SMALL, "--examples", "5") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("verdict    no finding\n") and "played     5 traces and 0 replays" in printed
-    assert "max_num_batched_tokens 16, " in printed and "not tested" not in printed
+    assert "max_num_batched_tokens 16 (given), " in printed and "not tested" not in printed
     assert list(tmp_path.iterdir()) == []
 
 
