@@ -131,12 +131,12 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
         return Verdict.BUG, grounds, causes
     other = other_format(evidence)
     name, fit = other or ("", None)
+    words = "" if fit is None else fit.format(name, format_name)
     told = sum(position.error is not None for position in positions)
     if fit is Fit.BY_SIZE and told < LEAST_TOLD:
-        few = f"of {told} log-probabilities: {fit.format(name, format_name)}"
-        return Verdict.BUG, grounds, [*causes, Suspicion(GUESS, few)]
+        return Verdict.BUG, grounds, [*causes, Suspicion(GUESS, f"of {told} log-probabilities: {words}")]
     if fit is not None and fit is not Fit.SMALLER:
-        return Verdict.DRIFT, [fit.format(name, format_name)], []
+        return Verdict.DRIFT, [words], []
     everywhere = causes[0].suspect if causes and causes[0].suspect in (EVERYWHERE, UNSTEADY) else ""
     if everywhere and fit is None:
         causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
