@@ -432,7 +432,7 @@ Spoil = Callable[[dict[str, Any]], Any]
 TWICE = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
 OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a token id"),
-    (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids[3] 512: expected 0 to 511"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
     (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
     (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
@@ -452,8 +452,8 @@ OF_CHOICE: list[tuple[Spoil, str]] = [
     (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
     (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
     (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
-    (lambda c: next(iter(c["prompt_logprobs"][3].values())).update(logprob=1.0), "log-probability 1.0: expected at mo"),
-    (lambda c: c["logprobs"].update(token_logprobs=[0.5] * 4), "log-probability 0.5: expected at most 0"),
+    (lambda c: next(iter(c["prompt_logprobs"][3].values())).update(logprob=1.0), "prompt_logprobs[2] 1.0: expected at"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0.5] * 4), "logprobs[0] 0.5: expected at most 0"),
     (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
 ]
 OF_SGLANG: list[tuple[Spoil, str]] = [
@@ -495,7 +495,11 @@ REFUTED: list[tuple[str, Spoil, str]] = [  # by a server from its first response
     ("vllm", lambda r: r["usage"].update(prompt_tokens=9), "prompt tokens: the server counted 9, expected"),
     ("vllm", lambda r: r["choices"][0].update(prompt_token_ids=[1]), "prompt_token_ids: other tokens than the prompt"),
     ("vllm", lambda r: r["choices"][0]["token_ids"].reverse(), "logprobs.tokens: other tokens than choices[0].token_"),
-    ("vllm", lambda r: r["choices"][0].update(token_ids=[512] * 2, logprobs=None), "token id 512: expected 0 to 511"),
+    (
+        "vllm",
+        lambda r: r["choices"][0].update(token_ids=[512] * 2, logprobs=None),
+        "token_ids[0] 512: expected 0 to 511",
+    ),
     ("sglang", lambda r: r["meta_info"].update(completion_tokens=9), "but the server counted 9 new tokens"),
     ("llama.cpp", lambda r: r.update(tokens_evaluated=9), "prompt tokens: the server counted 9, expected"),
 ]
