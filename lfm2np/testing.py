@@ -5,6 +5,7 @@ lfm2np.testing.assert_right(prompt_ids, token_ids, logprobs, format="bfloat16", 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
@@ -40,7 +41,7 @@ def assert_right(
     logprobs   natural logarithms, one for each of them; without any, errors that change no token are not seen
     format     as of `lfm2np check --format`, also with that of the cache: "bfloat16 kv:float8"
     model      a checkpoint's path, which is loaded once, or a model loaded under `exact`; None: the trained fixture
-    errors     RequestError for ids, lengths, numbers and formats that can't be; those of lfm2np.load
+    errors     RequestError for prompts, lengths, values of another kind and formats that can't be; those of lfm2np.load
     """
     __tracebackhide__ = True
     if not isinstance(format, str):
@@ -50,17 +51,18 @@ def assert_right(
     prompt, tokens = plain("prompt_ids", prompt_ids, token_of), plain("token_ids", token_ids, token_of)
     if not prompt or not tokens:
         raise RequestError(f"{len(prompt)} prompt_ids and {len(tokens)} token_ids: expected at least one each")
-    scorable(prompt + tokens, oracle.config)
+    scorable(prompt + [0] * len(tokens), oracle.config)  # which ids are no tokens, the answer's check says
     request = greedy("assert_right", prompt, len(tokens))
     fields = {"token_ids": tokens, "logprobs": None if logprobs is None else plain("logprobs", logprobs, float)}
     answer = fitting(request, checked_answer(request, fields), oracle.config)
+    advice = f"what it depends on: lfm2np check ENGINE --model {oracle.path} --format '{format}'"
     if answer.error is not None:
-        raise RequestError(answer.error)
+        is_wrong = answer.is_refuted or -math.inf in (fields["logprobs"] or ())  # of the token that it chose
+        raise AssertionError(f"BUG, not rounding: {answer.error}\n{advice}") if is_wrong else RequestError(answer.error)
     total = judged(oracle, Abilities("assert_right"), format, [(request, answer)]).total
     if total.verdict in WRONG:
         reasons = [reason for reason in total.reasons if EVERYWHERE not in reason]  # one answer can't show that
         first = [wrong_words(total.first_wrong, format)] if total.first_wrong else []
-        advice = f"what it depends on: lfm2np check ENGINE --model {oracle.path} --format '{format}'"
         raise AssertionError("\n".join([f"{total.verdict}, not rounding: {'; '.join(reasons)}", *first, advice]))
 
 

@@ -81,7 +81,7 @@ def test_wrong_answers_are_named():
             r"b, prompt token 1: token \d+ .* off by \+0.01 nat: ",
         ),
         (replace(answer, logprobs=logprobs[:5]), "b: logprobs: 5 entries for 6 token_ids"),
-        (adapters.Answer((24,)), "token id 24: expected 0 to 23"),
+        (adapters.Answer((24,)), r"token_ids\[0\] 24: expected 0 to 23"),
     ):
         with pytest.raises(Violation, match=words):
             require_explained("float32", SCENARIO.model, [said[0], (name, prompt, wrong)])

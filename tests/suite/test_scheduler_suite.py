@@ -114,7 +114,7 @@ def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(few):
 
 
 class Least:
-    """Only what every scheduler has, and no prompt is taken in chunks."""
+    """Only what every scheduler has, and no prompt is taken in chunks. `free_blocks` is no method."""
 
     lacks = Tiny.lacks | {"chunks"}
 
@@ -122,6 +122,7 @@ class Least:
         self.sizes = {"num_blocks": 24}  # nothing is too large
         self.most, self.tiny = sizes["max_num_batched_tokens"], Tiny({**sizes, **self.sizes})
         self.step, self.update = self.tiny.step, self.tiny.update
+        self.free_blocks = list(range(24))
 
     def add(self, request):
         assert len(request.prompt_token_ids) + request.max_tokens <= self.most

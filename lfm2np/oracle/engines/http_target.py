@@ -1,7 +1,9 @@
 """http://HOST:PORT: an engine behind an HTTP server, in the first of DIALECTS in which token ids come back.
 
 `probe` sends small requests in each. A server that only knows text comes last, and its answers have no token ids: those
-of the text, tokenised again, might be others. What a server claims to be is only its name.
+of the text, tokenised again, might be others. A response that holds what its dialect says, but that no right engine
+gives, is evidence about the engine, which is judged in that dialect if ids come back in no other. What a server claims
+to be is only its name.
 """
 
 from __future__ import annotations
@@ -12,12 +14,20 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, split_choices, value_at
+from lfm2np.oracle.engines.dialects.dialect import (
+    ContradictionError,
+    Dialect,
+    Extras,
+    Location,
+    split_choices,
+    value_at,
+)
 from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut, metrics_of
 from lfm2np.oracle.engines.records import (
     BROKEN,
@@ -51,6 +61,22 @@ class Spoken(NamedTuple):
     dialect: Dialect
     extras: Extras
     abilities: Abilities
+
+
+class Heard(NamedTuple):
+    """A response to the first probe that was read in a dialect; `refuted`: why no right engine gives it."""
+
+    dialect: Dialect
+    extras: Extras
+    request: Request
+    reply: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    refuted: str | None
+
+    @property
+    def has_ids(self) -> bool:
+        """Of the prompt, and of the answer."""
+        return self.dialect.takes_token_ids and "token_ids" in self.fields
 
 
 class HttpTarget:
@@ -124,13 +150,13 @@ class HttpTarget:
         has_begun = not is_aborted or len(samples) >= request.params.n  # else it was left before each had a token
         if len(samples) != request.params.n and has_begun:
             return (failed(f"{len(samples)} samples, expected {request.params.n}", IMPOSSIBLE),)
-        responses = [dialect.read(sample, request) for sample in samples]
-        is_whole = all(fields.get("new_tokens") == len(fields.get("token_ids", ())) for fields in responses)
+        responses = [read_fields(dialect, sample, request) for sample in samples]
+        is_whole = all(fields.get("new_tokens") == len(fields.get("token_ids", ())) for fields, _ in responses)
         if is_streamed and not dialect.streams_all and not is_whole:
             return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
         count = None if dialect.cached is None else value_at(reply, dialect.cached)
         cached = count if type(count) is int and 0 <= count < 2**63 else None
-        answers = [read_answer(request, response) for response in responses]
+        answers = [read_answer(request, fields, why, kind_of(dialect, is_streamed)) for fields, why in responses]
         return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
 
     def new_hits(self) -> int | None:
@@ -150,24 +176,35 @@ class HttpTarget:
 
     def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
+        taken: Heard | None = None
+        for dialect, extras in self._attempts():
+            try:
+                heard = self._heard(dialect, extras)
+            except (BadReply, RequestError) as problem:
+                why = str(problem)
+            except HttpError as problem:
+                if taken is not None:
+                    break
+                raise TargetError(f"{self.client.place}{dialect.path}: {problem}") from None
+            else:
+                why = heard.refuted or ""
+                if not why and (taken is None or heard.has_ids):  # text only says less than ids that are wrong
+                    taken = heard
+                    break
+                taken = taken or heard
+            key = dialect.name, shortened(why, 200)
+            refused.setdefault(key, f"{dialect.name} ({dialect.path}, {extras}): {key[1]}")
+        if taken is None:
+            raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
+        spoken, every = self._spoken_in(taken), not taken.has_ids  # then all are told, else its own
+        kept = tuple(words for (name, _), words in refused.items() if every or name == spoken.dialect.name)
+        return spoken._replace(abilities=replace(spoken.abilities, refused=kept))
+
+    def _attempts(self) -> Iterator[tuple[Dialect, Extras]]:
         for model in self._models():
             for dialect in dialects.CHATS if self._is_chat else dialects.DIALECTS:
                 for extras in dialect.extras:
-                    try:
-                        spoken = self._try(dialect, replace(extras, model=model))
-                    except (BadReply, RequestError) as problem:
-                        key = dialect.name, shortened(str(problem), 200)
-                        refused.setdefault(key, f"{dialect.name} ({dialect.path}, {extras}): {key[1]}")
-                    except HttpError as problem:
-                        raise TargetError(f"{self.client.place}{dialect.path}: {problem}") from None
-                    else:
-                        can = spoken.abilities
-                        is_least = not (can.takes_token_ids and can.tells_token_ids)  # then all are told, else its own
-                        kept = tuple(
-                            words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name
-                        )
-                        return spoken._replace(abilities=replace(can, refused=kept))
-        raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
+                    yield dialect, replace(extras, model=model)
 
     def _models(self) -> Iterator[str | None]:
         """Names to try: most servers want none, some the only one that they list, some would load another by it."""
@@ -179,29 +216,35 @@ class HttpTarget:
                 if isinstance(name, str) and value_at(listed, ("data", 1)) is None:
                     yield name
 
-    def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
+    def _heard(self, dialect: Dialect, extras: Extras) -> Heard:
         """BadReply or RequestError if the server does not answer so."""
         ids = self._probe_ids if dialect.takes_token_ids or self._tokenizer is not None else ()
         scored = {"prompt_logprobs": 0} if extras.prompt_logprobs else {}
         request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, message=PROBE_TEXT, **scored)
-        body = dialect.request(request, extras)
-        reply = self.client.post(dialect.path, body)
-        answer = replace(read_answer(request, dialect.read(reply, request)), is_aborted=True)  # its end is the check's
-        if (answer := validate(request, answer, self._vocab_size)).error is not None:
+        reply = self.client.post(dialect.path, dialect.request(request, extras))
+        fields, why = read_fields(dialect, reply, request)
+        answer = read_answer(request, fields, why, kind_of(dialect, is_streamed=False))
+        answer = validate(request, replace(answer, is_aborted=True), self._vocab_size)  # its end is the check's
+        if answer.error is not None and not answer.is_refuted:
             raise RequestError(answer.error)
-        if dialect.takes_token_ids and answer.token_ids is None:
+        if dialect.takes_token_ids and "token_ids" not in fields:
             places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")
-        self.is_streaming = self._does_stream(dialect, body)
-        self._spoken = Spoken(dialect, extras, self._reported(dialect, answer, reply))  # for the probes that follow
+        return Heard(dialect, extras, request, reply, fields, answer.error)
+
+    def _spoken_in(self, heard: Heard) -> Spoken:
+        dialect, extras = heard.dialect, heard.extras
+        self.is_streaming = self._does_stream(dialect, dialect.request(heard.request, extras))
+        self._spoken = Spoken(dialect, extras, self._reported(heard))  # for the probes that follow
         try:
-            return self._spoken._replace(abilities=self._probed(dialect, request, answer))
+            return self._spoken._replace(abilities=self._probed(heard))
         finally:
             self._spoken = None
 
-    def _reported(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
+    def _reported(self, heard: Heard) -> Abilities:
         """What the server says about itself, and what one answer shows."""
-        version = reply.get("system_fingerprint")
+        dialect, fields = heard.dialect, heard.fields
+        version = heard.reply.get("system_fingerprint")
         if dialect.version is not None:
             with contextlib.suppress(HttpError):
                 version = value_at(self.client.get(dialect.version.url), dialect.version.path) or version
@@ -210,10 +253,10 @@ class HttpTarget:
         return Abilities(
             engine=f"{dialect.name} dialect, version {told}",
             takes_token_ids=dialect.takes_token_ids,
-            tells_token_ids=answer.token_ids is not None,
-            tells_logprobs=answer.logprobs is not None,
-            num_top_logprobs=min((len(top) for top in answer.top_logprobs or ()), default=0),
-            tells_prompt_logprobs=answer.prompt_logprobs is not None,
+            tells_token_ids="token_ids" in fields,
+            tells_logprobs="logprobs" in fields,
+            num_top_logprobs=min((len(top) for top in fields.get("top_logprobs", ())), default=0),
+            tells_prompt_logprobs="prompt_logprobs" in fields,
             at_once=in_flight(self._at_once, slots),
             can_abort=True,
             takes_seeds=dialect.takes_seeds,
@@ -222,19 +265,21 @@ class HttpTarget:
             longest=self.number_at(each.longest for each in dialects.DIALECTS),
         )
 
-    def _probed(self, dialect: Dialect, request: Request, whole: Answer) -> Abilities:
+    def _probed(self, heard: Heard) -> Abilities:
         """What it accepts besides greedy requests, each tried. Samples are drawn, as some servers refuse several of a
         greedy request."""
+        dialect, request = heard.dialect, heard.request
+        works = partial(self._works, known=heard.refuted)
         plain = changed(request, prompt_logprobs=None)
         drawn, cold = changed(plain, temperature=1.0, seed=1), changed(request, cold=True)
         is_whole = self.is_streaming and dialect.streams_all and dialect.takes_token_ids
         tokenizer = self._tokenizer
         return replace(
             self.spoken().abilities,
-            takes_stops=self._works(changed(plain, stop="\u2603")),
-            takes_sampling=dialect.raw_logprobs and self._works(drawn),
-            takes_samples=dialect.takes_samples and self._works(changed(drawn, n=2)),
-            takes_streams=is_whole and self._takes_stream(request, whole),
+            takes_stops=works(changed(plain, stop="\u2603")),
+            takes_sampling=dialect.raw_logprobs and works(drawn),
+            takes_samples=dialect.takes_samples and works(changed(drawn, n=2)),
+            takes_streams=is_whole and self._takes_stream(heard),
             takes_cold=self.body(cold) != self.body(request),
             tells_texts=tokenizer is None
             or all(
@@ -243,19 +288,23 @@ class HttpTarget:
             ),
         )
 
-    def _works(self, request: Request) -> bool:
-        """Whether the server takes such a request, and reports as many tokens and log-probabilities as it should."""
-        return all(answer.error is None for answer in self._tried(request))
+    def _works(self, request: Request, known: str | None) -> bool:
+        """Whether the server takes such a request, and reports as many tokens and log-probabilities as it should.
+
+        known   what is wrong with its answer to a plain one
+        """
+        return all(answer.error in (None, known) for answer in self._tried(request))
 
     def _tried(self, request: Request) -> Answers:
         (answers,) = HttpRun(self, Trace((request,)), 1).played().answers
         return tuple(validate(request, answer) for answer in answers)
 
-    def _takes_stream(self, request: Request, whole: Answer) -> bool:
+    def _takes_stream(self, heard: Heard) -> bool:
         """Whether its events hold what the whole answer does: tokens, and log-probabilities if that reports them."""
-        (streamed,) = self._tried(changed(request, streamed=True))
-        tells = streamed.token_ids is not None and (streamed.logprobs is not None or whole.logprobs is None)
-        return streamed.is_refuted or (tells and streamed.error is None)
+        (streamed,) = self._tried(changed(heard.request, streamed=True))
+        if streamed.error is not None:
+            return streamed.is_refuted or streamed.error == heard.refuted
+        return streamed.token_ids is not None and (streamed.logprobs is not None or "logprobs" not in heard.fields)
 
     def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
         try:
@@ -394,17 +443,38 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
     return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
 
 
-def read_answer(request: Request, read: Mapping[str, Any]) -> Answer:
-    """What a dialect read: an Answer with `error`, naming the field, where it contradicts the request or itself."""
+def read_fields(dialect: Dialect, reply: Mapping[str, Any], request: Request) -> tuple[dict[str, Any], str | None]:
+    """What a dialect reads, and what it contradicts, if anything; RequestError for another form."""
+    try:
+        return dialect.read(reply, request), None
+    except ContradictionError as problem:
+        return problem.values, str(problem)
+
+
+def kind_of(dialect: Dialect, is_streamed: bool) -> str:
+    """Of a response's contradictions. Some servers count a last token that they don't list, or lay out a text in their
+    own way; and events may have been meant to be put together otherwise."""
+    return IMPOSSIBLE if dialect.takes_token_ids and not is_streamed else NO_ANSWER
+
+
+def read_answer(request: Request, read: Mapping[str, Any], why: str | None = None, kind: str = NO_ANSWER) -> Answer:
+    """What a dialect read: an Answer with `error`, naming the field, where it contradicts the request or itself.
+
+    why, kind   what was contradicted, if anything; and how bad that is
+    """
     fields, expected = dict(read), len(request.prompt_token_ids)
     in_prompt, new = fields.pop("prompt_tokens", None), fields.pop("new_tokens", None)
     if in_prompt is not None and expected and in_prompt != expected:
-        return failed(f"prompt tokens: the server counted {in_prompt!r}, expected {expected}", NO_ANSWER)
+        why = why or f"prompt tokens: the server counted {in_prompt!r}, expected {expected}"
+        kind = kind if type(in_prompt) is int else NO_ANSWER
     if fields.get("token_ids") is None:  # in text only: it can't be right or wrong, only inconclusive
+        if why is not None:
+            return failed(why, NO_ANSWER)
         if not isinstance(fields.get("text"), str):
             return failed(f"text {fields.get('text')!r}: expected text", NO_ANSWER)
         return answer_from_json({name: fields.get(name) for name in ("text", "finish_reason")})
     answer = checked_answer(request, fields)
-    if answer.error is None and new is not None and new != answer.num_tokens:
-        return failed(f"token_ids: {answer.num_tokens}, but the server counted {new!r} new tokens", NO_ANSWER)
-    return answer
+    if new is not None and new != answer.num_tokens:
+        why = why or f"token_ids: {answer.num_tokens}, but the server counted {new!r} new tokens"
+        kind = kind if type(new) is int else NO_ANSWER
+    return answer if why is None or answer.error is not None else failed(why, kind)

@@ -17,6 +17,8 @@ level d   each of these by itself:
           metrics() -> counters: cached_tokens is read
           verify(): raises if memory holds anything but what the requests demand
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
+An attribute of such a name that can't be called, such as an array `state`, is no method.
+
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
 drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only lacks
 "odd-shapes" and "overflow". If it raises on an example, the failure names the undeclared features that this uses.
@@ -87,7 +89,13 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "verify": ("verify",),
     "encode": ("encode",),
 }
+PROPERTIES = ("has_unfinished",)  # of these; the others are called
 Factory = Callable[[str, dict[str, Any]], Any]
+
+
+def offers(engine: Any, name: str) -> bool:
+    """Whether the engine has this method, or property, of the protocol."""
+    return hasattr(engine, name) and (name in PROPERTIES or callable(getattr(engine, name)))
 
 
 def missing(engine: Any, needs: Sequence[str]) -> str | None:
@@ -96,8 +104,10 @@ def missing(engine: Any, needs: Sequence[str]) -> str | None:
         if need in lacking(engine):
             return f"the engine lacks {need}"
         for method in LEVELS.get(need, ()):
-            if not hasattr(engine, method):
-                return f"the engine has no {method}()"
+            if not offers(engine, method):
+                kind = type(getattr(engine, method, None)).__name__
+                why = f": its attribute {method}, of type {kind}, can't be called" if hasattr(engine, method) else ""
+                return f"the engine has no {method}(){why}"
     return None
 
 
@@ -118,9 +128,11 @@ def names_in(attribute: str, given: Any, known: Collection[str], expected: str) 
 
 def told(engine: Any) -> dict[str, int]:
     """The sizes that it says are its own. RequestError for a name that is not of TOLD."""
-    sizes = dict(getattr(engine, "sizes", {}))
-    names_in("sizes", tuple(sizes), TOLD, f"names among {', '.join(TOLD)}")
-    return sizes
+    sizes, expected = getattr(engine, "sizes", {}), f"names among {', '.join(TOLD)}"
+    if not isinstance(sizes, Mapping):
+        raise RequestError(f"sizes {show(sizes)}: expected a mapping by {expected}")
+    names_in("sizes", tuple(sizes), TOLD, expected)
+    return dict(sizes)
 
 
 def load_factory(name: str, what: str = "engine") -> Factory:

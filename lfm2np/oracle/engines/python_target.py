@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.engines.protocol import Factory, lacking, load_factory, missing, sizes_of, told
+from lfm2np.oracle.engines.protocol import Factory, lacking, load_factory, missing, offers, sizes_of, told
 from lfm2np.oracle.engines.records import IMPOSSIBLE, NO_ANSWER, Answer, Request, Trace, changed, failed, fault, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.stepping import FAULTS, StepRun
@@ -96,9 +96,8 @@ class PythonTarget:
         """The engine's own close(), if it has one."""
         self._close_large()
         engine, self._engine = self._engine, None
-        close = getattr(engine, "close", None)
-        if callable(close):
-            close()
+        if offers(engine, "close"):
+            engine.close()
 
     def _close_large(self) -> None:
         large, self._large = self._large, None

@@ -47,13 +47,14 @@ def impossible(request: Request, answer: Answer, vocab_size: int | None) -> str 
     ids, tops = answer.token_ids or (), answer.top_logprobs or ()
     if len(ids) > request.max_tokens:
         return f"{len(ids)} tokens, {request.max_tokens} were asked for"
-    for where, some in (("token_ids", ids), *((f"top_logprobs[{index}]", top) for index, top in enumerate(tops))):
-        for token_id in some:
-            if vocab_size is not None and token_id >= vocab_size:
-                return f"{where}: token id {token_id}: expected 0 to {vocab_size - 1}"
-    for values in (answer.logprobs or (), answer.prompt_logprobs or ()):
-        if max(values, default=0.0) > ROUNDING:
-            return f"log-probability {max(values)}: expected at most 0{why_positive(values)}"
+    named = [(f"token_ids[{index}]", token_id) for index, token_id in enumerate(ids)]
+    named += [(f"top_logprobs[{index}]: token id", token_id) for index, top in enumerate(tops) for token_id in top]
+    for where, token_id in named:
+        if vocab_size is not None and token_id >= vocab_size:
+            return f"{where} {token_id}: expected 0 to {vocab_size - 1}"
+    for name, values in (("logprobs", answer.logprobs or ()), ("prompt_logprobs", answer.prompt_logprobs or ())):
+        if (largest := max(values, default=0.0)) > ROUNDING:
+            return f"{name}[{values.index(largest)}] {largest}: expected at most 0{why_positive(values)}"
     return prompt_fault(request, answer)
 
 

@@ -24,7 +24,7 @@ from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.oracle.engines.protocol import load_factory
+from lfm2np.oracle.engines.protocol import load_factory, offers
 from lfm2np.oracle.engines.records import fault
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import content_of, shortened
@@ -115,7 +115,7 @@ def python_engine(target: str, model: Path, format: str) -> Record:
     """AnswersOnlyError if its object has no `record`; TargetError if it records another request's tokens."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
-    if not callable(getattr(engine, "record", None)):
+    if not offers(engine, "record"):
         kind = type(engine).__name__
         raise AnswersOnlyError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
 

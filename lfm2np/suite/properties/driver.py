@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.engine.sampling.choice import choose, request_seed
 from lfm2np.engine.sampling.logprobs import token_logprobs
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.protocol import Factory, offers
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.stepping import is_finished
 from lfm2np.suite.properties.endings import require_ending
@@ -76,7 +76,7 @@ def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
 
 def cached_tokens(engine: Any) -> int | None:
     """Those that it says it took from its prefix cache since it was made; None of an engine that does not say."""
-    counters = engine.metrics() if hasattr(engine, "metrics") else {}
+    counters = engine.metrics() if offers(engine, "metrics") else {}
     return int(counters["cached_tokens"]) if "cached_tokens" in counters else None
 
 
@@ -130,11 +130,11 @@ def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outco
         outcome.completions[name] = answers
         outcome.aborted.add(name)
         alive.discard(name)
-    elif kind == "preempt" and hasattr(engine, "preempt"):
+    elif kind == "preempt" and offers(engine, "preempt"):
         with contextlib.suppress(RequestError):  # it does not run
             engine.preempt(name)
             TOTALS.preemptions += 1
-    elif kind == "fork" and request.params.n == 1 and hasattr(engine, "fork"):
+    elif kind == "fork" and request.params.n == 1 and offers(engine, "fork"):
         taken = len(outcome.completions[name][0].ids) if name in outcome.completions else 0
         new_id = f"{name}'{len(outcome.forks)}"
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import load_factory, names_in
+from lfm2np.oracle.engines.protocol import load_factory, names_in, offers
 from lfm2np.values import show
 from scheduler.protocol import FEATURES, POLICIES, SIZES
 
@@ -50,10 +50,10 @@ class Calls:
         make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
         self.failed: Callable[[str, str], NoReturn] = raise_violation
         self.adapted = self._run("factory", make, dict(sizes))
-        if not all(hasattr(self.adapted, name) for name in ("add", "step", "update")):
+        if not all(offers(self.adapted, name) for name in ("add", "step", "update")):
             raise RequestError(f"{type(self.adapted).__name__}: no scheduler, which has add, step and update")
         self.lacks = self._names("lacks", FEATURES)
-        self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
+        self.lacks |= {feature for feature, method in NEEDED.items() if not offers(self.adapted, method)}
         self.policies = self._names("policies", POLICIES)
         self.sizes: dict[str, Any] = {**sizes, **sizes_in(self._declared("sizes", {}))}
 
@@ -65,7 +65,7 @@ class Calls:
         return names_in(attribute, self._declared(attribute, ()), known, expected)
 
     def has(self, method: str) -> bool:
-        return hasattr(self.adapted, method)
+        return offers(self.adapted, method)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return self._run(method, getattr(self.adapted, method), *arguments)

@@ -15,6 +15,7 @@ from answering import answers_to
 
 import lfm2np
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.protocol import LEVELS, missing
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import (
     FAILED,
@@ -24,11 +25,13 @@ from lfm2np.oracle.engines.records import (
     NO_ANSWER,
     Answer,
     Request,
+    Trace,
     changed,
     failed,
     greedy,
 )
 from lfm2np.oracle.engines.target import Target, TargetError
+from lfm2np.suite.properties import driver
 
 REQUESTS = [greedy(name, (1, 2, 3), 4) for name in ("a", "b", "c")]
 
@@ -129,12 +132,30 @@ class Stepping:
         del self.running[request_id]
 
 
+class Named(Stepping):
+    """Has other things under the names of optional methods: its convolution states, counters, flags."""
+
+    state = np.zeros((4, 3))
+    metrics, verify, encode = {"cached_tokens": 3}, False, "utf-8"
+    score = fork = preempt = close = None
+
+
+class Unsized(Stepping):
+    sizes = (16, 64)
+
+
 def failing(model: str, sizes: dict[str, Any]) -> Any:
     raise OSError("no such model")
 
 
 def empty(model: str, sizes: dict[str, Any]) -> Any:
     return object()
+
+
+class Generating:
+    generate = True
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None: ...
 
 
 # --- an engine that is right
@@ -213,6 +234,7 @@ def test_requests_have_ids_of_their_own_and_none_is_put_that_can_not_be_aborted(
         ("empty", "expected generate"),
         ("Nothing", "can't be imported"),
         ("REQUESTS", "list, expected a factory"),
+        ("Generating", r"Generating: expected generate\(\), or add\(\) and step\(\)"),
     ],
 )
 def test_a_factory_that_makes_no_engine_is_a_target_error(name: str, error: str) -> None:
@@ -224,6 +246,26 @@ def test_a_size_is_checked_and_a_model_may_be_a_path() -> None:
     with pytest.raises(RequestError, match="size 'blocks'"):
         target_of("Counting", sizes={"blocks": 3})
     assert PythonTarget(f"{__name__}:Counting", Path("model")).probe().engine == f"{__name__}:Counting (Counting)"
+
+
+def test_an_attribute_that_only_has_the_name_of_an_optional_method_is_none() -> None:
+    """Pinned: state(): TypeError: 'numpy.ndarray' object is not callable, of a right engine."""
+    target, requests = target_of("Named"), [changed(REQUESTS[0], prompt_logprobs=0), REQUESTS[1]]
+    assert not target.probe().tells_prompt_logprobs
+    played = target.play(Trace(tuple(requests)))
+    assert played.trouble is None
+    assert [answer.token_ids for (answer,) in played.answers] == [(0, 1, 2, 3)] * 2
+    target.close()
+    engine = Named("model", {})
+    assert [name for name in LEVELS if missing(engine, (name,)) is None] == ["steps"]
+    why = "the engine has no state(): its attribute state, of type ndarray, can't be called"
+    assert missing(engine, ("state",)) == why
+    assert driver.cached_tokens(engine) is None
+
+
+def test_sizes_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"sizes \(16, 64\): expected a mapping by names among block_size, "):
+        target_of("Unsized").probe()
 
 
 # --- what goes wrong

@@ -197,7 +197,7 @@ def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
         ((500, {"error": "overloaded"}), "500"),
         ((200, {"choices": []}), "a response without choices[0]"),
         ((200, chat("", finish_reason="length")), "an empty answer"),
-        ((200, chat("", [600])), "token id 600"),
+        ((200, chat("", [600])), "token_ids[0] 600"),
     ],
 )
 def test_a_provider_that_never_answers_is_one_line(reply, why, capsys, monkeypatch):

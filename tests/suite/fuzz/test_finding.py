@@ -136,7 +136,7 @@ THREE = answer(A[:3])
         (answer(A[:3], finish_reason="stop"), {}, IMPOSSIBLE, "3 tokens with finish_reason 'stop', expected 6"),
         (answer(A[:3], finish_reason="stop"), {"left": True}, "", ""),
         (answer([], finish_reason="stop"), {}, IMPOSSIBLE, ""),
-        (answer([300] * 6), {}, IMPOSSIBLE, "token id 300: expected 0 to 299"),
+        (answer([300] * 6), {}, IMPOSSIBLE, "token_ids[0] 300: expected 0 to 299"),
         (answer([A[0]] * 7), {}, IMPOSSIBLE, "7 tokens, 6 were asked for"),
         (answer([A[0]] * 2), {}, IMPOSSIBLE, "finish_reason 'length' after 2 of 6 tokens"),
         (failed("it said no", IMPOSSIBLE), {}, IMPOSSIBLE, "it said no"),

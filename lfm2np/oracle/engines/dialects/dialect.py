@@ -44,6 +44,15 @@ class Extras:
 ALL_EXTRAS = (Extras(), Extras(prompt_logprobs=False), Extras(top_logprobs=0, prompt_logprobs=False))
 
 
+class ContradictionError(RequestError):
+    """A response that has what its dialect says, but other ids in one place than in another; `values` are those that
+    were read, of such ids the first."""
+
+    def __init__(self, message: str, values: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.values = values
+
+
 class Reading(NamedTuple):
     """A response that is being read: what it answers, and the fields so far."""
 
@@ -146,9 +155,9 @@ class Dialect:
 
     def read(self, reply: Reply, request: Request) -> dict[str, Any]:
         """What the fields say, not yet checked as an answer. RequestError that names the place of what has another
-        form, or contradicts what stands elsewhere."""
+        form; ContradictionError that of what contradicts the request, or what stands elsewhere."""
         values: dict[str, Any] = {"prompt": list(request.prompt_token_ids)}
-        places = {"prompt": "the prompt that was sent"}
+        places, contradictions = {"prompt": "the prompt that was sent"}, list[str]()
         for name, path, form, read in self.fields:
             raw = value_at(reply, tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", path)))
             try:
@@ -156,11 +165,13 @@ class Dialect:
             except OTHER:
                 raise RequestError(f"{path} {shortened(repr(raw), 60)}: expected {form.replace('`', '')}") from None
             if value is not None and values.setdefault(name, value) != value:
-                raise RequestError(f"{path}: other tokens than {places[name]}")
+                contradictions.append(f"{path}: other tokens than {places[name]}")
             places.setdefault(name, path)
         del values["prompt"]
         if not values.keys() - {"prompt_tokens", "new_tokens"}:
             raise RequestError(f"a response without {', '.join(dict.fromkeys(field.path for field in self.fields))}")
+        if contradictions:
+            raise ContradictionError(contradictions[0], values)
         return values
 
     def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
