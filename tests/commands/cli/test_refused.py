@@ -101,6 +101,15 @@ REFUSED: list[tuple[str, int, str]] = [
         "vocab_size 79, expected 512",
     ),
     (f"generate --prompt a --speculative draft --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
+    *(
+        (f"{command} {name} 1", 2, f"{name} goes with --policy waiting-served")
+        for name in ("--waiting-served-ratio", "--max-waiting-tokens")
+        for command in ("generate --prompt a", "generate --prompt a --policy static", "serve --port 0")
+    ),
+    *(
+        (f"generate --prompt a --sequential {words}", 2, f"{words.split()[0]}: not with --sequential, which runs no ")
+        for words in ("--num-blocks 9", "--policy fcfs", "--no-prefix-caching", "--trace x", "--max-waiting-tokens 3")
+    ),
     ("generate --prompt a --block-size 0", 2, "block_size 0"),
     ("generate --prompt 'add: 20 + 97' --num-blocks 1 --block-size 1", 2, "blocks"),
     ("generate --prompt a --max-num-seqs 0", 2, "max_num_seqs 0"),
