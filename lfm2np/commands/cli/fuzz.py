@@ -17,17 +17,18 @@ from lfm2np.commands.cli.shared.parser import (
 )
 from lfm2np.commands.cli.shared.terminal import show_report
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
+from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, GENERATING, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.itself.target_engine import HTTP
 
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
   lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
-NO_START = "only with --start"
+NO_START, REPLAYED = "only with --start", "not with --replay, which generates nothing"
 UNUSED = {  # options that a mode does not use
     against.LOCAL: against.NEED_SERVER,
     NO_START: ("start_seconds",),
+    REPLAYED: GENERATING,
 }
 
 
@@ -36,7 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
     from lfm2np.commands.cli.shared.fuzzing import fuzzed
 
     is_server = arguments.target.startswith(HTTP)
-    refuse_unused(arguments, *([] if is_server else [against.LOCAL]), *([NO_START] if arguments.start is None else []))
+    is_off = {against.LOCAL: not is_server, NO_START: arguments.start is None, REPLAYED: bool(arguments.replay)}
+    refuse_unused(arguments, *(words for words, is_met in is_off.items() if is_met))
     require_at_least(arguments, examples=1, findings=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, seed=0)
     require_at_least(arguments, max_model_len=LEAST_CONTEXT)
     require_times(arguments, "minutes", "timeout", "start_seconds")

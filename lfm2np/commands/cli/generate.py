@@ -25,7 +25,7 @@ from lfm2np.commands.cli.shared.generate_output import (
     print_outputs,
     print_summary,
 )
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, add_modes, refuse_unused
 from lfm2np.commands.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.commands.cli.shared.requests import Job, read_jobs
 from lfm2np.engine.drafters import Drafter
@@ -37,6 +37,12 @@ from lfm2np.engine.sequential import answer_alone, difference_at, tokens_of_pass
 from lfm2np.errors import ProofError, RequestError, error_told
 from lfm2np.system import write_whole
 from lfm2np.teaching.drawings.runs.recorded import DetailedTrace
+
+ALONE = "not with --sequential, which runs no engine"
+OF_ENGINE = (
+    *("max_num_batched_tokens", "block_size", "num_blocks", "policy", "waiting_served_ratio", "max_waiting_tokens"),
+    *("no_prefix_caching", "trace", "trace_detail"),
+)
 
 
 @dataclass(eq=False)
@@ -75,6 +81,8 @@ class Ran:
 
 def run(arguments: argparse.Namespace) -> None:
     """Generates, shows, and raises for a difference, a sample that failed or a request that was refused."""
+    is_alone = arguments.sequential and not arguments.prove
+    refuse_unused(arguments, *[ALONE] * is_alone)
     if arguments.trace_detail and arguments.trace is None:
         raise RequestError("--trace-detail goes with --trace FILE")
     model = load_model(arguments)
@@ -82,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
     asked = Asked(model, jobs, seed_of(arguments), make_drafter(model, arguments), arguments)
     is_one = arguments.requests is None and len(jobs) == 1
     display = make_display(model, jobs, is_one) if not arguments.json else None
-    if arguments.sequential and not arguments.prove:
+    if is_alone:
         ran = truth = run_sequential(asked, display)
     else:
         ran, truth = run_batched(asked, display), None
@@ -294,3 +302,4 @@ def add_generate(commands: Commands) -> None:
     add(group, "--sequential", "run each request alone through reference.py instead")
     add(group, "--prove", "run both ways and compare logits bit for bit (exit code 1)")
     add_arithmetic_options(parser)
+    add_modes(parser, {ALONE: OF_ENGINE})

@@ -42,7 +42,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Sizes and policy, as Engine takes them; what was not given is Engine's own choice."""
+    """Sizes and policy, as Engine takes them; what was not given is Engine's own choice. RequestError for options that
+    belong to another policy."""
+    for name in ("waiting_served_ratio", "max_waiting_tokens"):
+        if getattr(arguments, name) is not None and arguments.policy != "waiting-served":
+            raise RequestError(f"{option(name)} goes with --policy waiting-served")
     given = {name: getattr(arguments, name) for name in SIZES if getattr(arguments, name) is not None}
     return given | {"prefix_caching": not arguments.no_prefix_caching}
 

@@ -43,13 +43,14 @@ class Context:
     why_format: str  # where it was not declared
     checkpoint: str
     command: str
+    replaying: str = ""  # the command without what does not go with --replay; "": all of it does
 
 
 def hand_over(out: Path, failure: Failure, judge: Expected, player: Any, context: Context) -> Path:
     """Writes the folder, as a whole or not at all, and returns it."""
     record = json.loads(json.dumps(as_record(failure, context)))  # with names that are strings
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
-    how = f"`{context.command} --replay {TRACE}` plays them again."
+    how = f"`{context.replaying or context.command} --replay {TRACE}` plays them again."
     if isinstance(player, WatchedServer):
         how = (
             f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "

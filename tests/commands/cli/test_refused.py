@@ -101,6 +101,15 @@ REFUSED: list[tuple[str, int, str]] = [
         "vocab_size 79, expected 512",
     ),
     (f"generate --prompt a --speculative draft --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
+    *(
+        (f"{command} {name} 1", 2, f"{name} goes with --policy waiting-served")
+        for name in ("--waiting-served-ratio", "--max-waiting-tokens")
+        for command in ("generate --prompt a", "generate --prompt a --policy static", "serve --port 0")
+    ),
+    *(
+        (f"generate --prompt a --sequential {words}", 2, f"{words.split()[0]}: not with --sequential, which runs no ")
+        for words in ("--num-blocks 9", "--policy fcfs", "--no-prefix-caching", "--trace x", "--max-waiting-tokens 3")
+    ),
     ("generate --prompt a --block-size 0", 2, "block_size 0"),
     ("generate --prompt 'add: 20 + 97' --num-blocks 1 --block-size 1", 2, "blocks"),
     ("generate --prompt a --max-num-seqs 0", 2, "max_num_seqs 0"),
@@ -151,7 +160,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"{SMALL} --cost H100:GPT-5", 2, "GPU:MODEL"),
     (f"{SMALL} --target ttft_p99=1", 2, "--target"),
     *((f"{words} --output x", 2, "--output") for words in (SMALL, MANY)),
-    (f"{SMALL} --sweep policy=fcfs,static --svg x", 2, "--sweep rate="),
+    (f"{SMALL} --sweep policy=fcfs,static --curve x.svg", 2, "--sweep rate="),
     (f"{MANY} --capacity ttft_p99=1", 2, "--capacity finds the rate"),
     (f"{SMALL} --capacity ttft=1", 2, "ttft_p99=2"),
     (f"{SMALL} --memory -1", 2, "--memory -1.0"),
@@ -218,7 +227,7 @@ def test_a_file_of_no_or_equal_requests_is_refused(tmp_path, failure, content, n
 
 WRITTEN = {  # a command with what it needs, and its option for a file
     *product(["check x:y", "vet x.jsonl --candidate a=b", "compare a b"], ["--report", "--save"]),
-    *product(["simulate"], ["--svg", "--output", "--report"]),
+    *product(["simulate"], ["--curve", "--output", "--report"]),
     *(("rollouts a", "--report"), ("score --merge a", "-o"), ("draw --demo", "-o"), ("vectors verify", "--save")),
     *(("record lfm2np: --prompt-ids 1", "-o"), ("generate --prompt a", "--trace"), ("serve", "--trace")),
     *(("score --prompt a", "--save"), ("vectors make -o a", "--save"), ("fuzz x:y", "--save")),

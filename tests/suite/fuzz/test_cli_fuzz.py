@@ -18,12 +18,14 @@ from faults import inject
 from served_here import folder, serving
 
 from lfm2np.commands.cli import main
+from lfm2np.commands.cli.shared.terminal import command_line
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.engines.records import Answer
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.suite.adapters import Own, own
 from lfm2np.suite.fuzz import campaign, started
 from lfm2np.suite.fuzz.campaign import Campaign
+from lfm2np.suite.fuzz.sizes import GENERATING
 from lfm2np.suite.fuzz.started import StartedServer
 
 pytestmark = [pytest.mark.rounding, pytest.mark.slow]
@@ -95,6 +97,10 @@ TOO_FAR = '{"requests": [{"prompt_token_ids": [300], "max_tokens": 1}]}'
         (["http://127.0.0.1:1", "--start", "'"], "--start"),
         (["http://127.0.0.1:1", "--start", "/no/such/program"], "--start /no/such/program: No such file or directory"),
         ([OWN, "--replay", "none.json"], "none.json"),
+        *(
+            ([OWN, "--replay", "far.json", name, "3"], f"{name}: not with --replay, which generates nothing")
+            for name in ("--examples", "--minutes", "--seed", "--findings")
+        ),
         ([OWN, "--replay", "far.json"], "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300"),
         (["failing_engine:make"], "TargetError: failing_engine:make: ValueError: no memory"),
         ([OWN, "--output", "/dev/null/x"], "/dev/null/x: /dev/null is no folder"),
@@ -111,6 +117,14 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
     captured = capsys.readouterr()
     assert (code, captured.out) == (3, "")
     assert captured.err.startswith("lfm2np") and captured.err.count("\n") == 1 and told in captured.err
+
+
+def test_the_command_that_replays_a_finding_has_no_option_that_it_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["lfm2np", "fuzz", OWN, "--examples", "9", "--replay=a", "--seed=3", "--findings", "2", "--without", "text"]
+    monkeypatch.setattr(sys, "argv", words)
+    left_out = {f"--{name}" for name in ("replay", *GENERATING)}
+    assert command_line(left_out) == f"lfm2np fuzz {OWN} --without text"
+    assert command_line() == " ".join(words)
 
 
 def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:

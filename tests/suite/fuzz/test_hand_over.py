@@ -36,7 +36,9 @@ TRACE = Trace(
     )
 )
 HOSTILE = '<script src="http://evil/x.js">&"""\'@@ANSWER@@ @@REQUESTS@@ \u202e\\'
-CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "", "model", "lfm2np fuzz '<b>'")
+CONTEXT = Context(
+    "http://127.0.0.1:1", HOSTILE, "float32", "", "model", "lfm2np fuzz '<b>' --seed 3", "lfm2np fuzz '<b>'"
+)
 
 
 def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:
@@ -125,6 +127,7 @@ def test_the_page_requests_for_nothing_and_shows_hostile_names_as_text(tmp_path:
 
 def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
     lines = (handed(tmp_path) / "issue.md").read_text().splitlines()
+    assert any("`lfm2np fuzz '<b>' --replay trace.json` plays them again." in line for line in lines)
     start = lines.index("sent, first token, ended: in seconds")
     assert [re.split("  +", line) for line in lines[start + 2 : start + 6]] == [
         ["0", "9", "6", "at once", "none", "wrong; 3 cached", "0", "0.5", "1"],

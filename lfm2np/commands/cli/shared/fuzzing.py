@@ -28,7 +28,7 @@ from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
+from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, GENERATING, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.fuzz.started import StartedServer, answers
 from lfm2np.suite.itself.target_engine import HTTP, Options, player_of
 
@@ -84,7 +84,8 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
     if not abilities.tells_token_ids:
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = format_options.format_of(arguments, abilities.engine)
-    context = Context(arguments.target, abilities.engine, taken.name, taken.why, model.path.name, command_line())
+    commands = command_line(), command_line({option(name) for name in ("replay", *GENERATING)})
+    context = Context(arguments.target, abilities.engine, taken.name, taken.why, model.path.name, *commands)
     if TEXTS not in left_out and not abilities.tells_texts:
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,15 @@ def add_report(parser: argparse._ActionsContainer, more: str = "") -> None:
     add(parser, "--report FILE", text, type=to_write, action=Reports)
 
 
-def command_line() -> str:
-    """The command that runs, as a shell would read it."""
-    return shlex.join(["lfm2np", *sys.argv[1:]])
+def command_line(without: Collection[str] = ()) -> str:
+    """The command that runs, as a shell would read it, without these options and their values."""
+    words, kept = iter(sys.argv[1:]), ["lfm2np"]
+    for word in words:
+        if word in without:
+            next(words, None)
+        elif word.partition("=")[0] not in without:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def entry(tokenizer: Tokenizer | None, token_id: int) -> str:
