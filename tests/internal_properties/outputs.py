@@ -167,6 +167,7 @@ class Recount:
     looks: int = 0
     requests: dict[str, scheduler.Request] = field(default_factory=dict)  # by sample
     times: dict[str, dict[str, int]] = field(default_factory=dict)  # by request, at which look
+    spans: dict[str, list[int]] = field(default_factory=dict)  # by sample, the looks of its first and its last token
     drafts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by request, those computed and accepted
 
     def count(self, lines: Sequence[str]) -> None:
@@ -204,7 +205,7 @@ class Recount:
                 self._drafted(owner(name), entry["token_ids"][-entry["num_drafts"] :], tokens[name])
         for name in tokens:
             self.times[owner(name)].setdefault("first", self.looks)
-            self.times[owner(name)]["last"] = self.looks
+            self.spans.setdefault(name, [self.looks, 0])[1] = self.looks
 
     def _drafted(self, name: str, drafts: list[int], tokens: list[int]) -> None:
         held = sum(tokens[: count + 1] == drafts[: count + 1] for count in range(min(len(drafts), len(tokens))))
@@ -222,8 +223,9 @@ class Recount:
         """Of a request that has ended."""
         name, times = output.request_id, self.times[output.request_id]
         samples = [each for key, each in self.requests.items() if owner(key) == name]
-        longest = max(len(sample.token_ids) for sample in output.outputs)
-        between = None if longest == 1 or "first" not in times else (times["last"] - times["first"]) / (longest - 1)
+        longest = max(output.outputs, key=lambda sample: len(sample.token_ids))
+        begin, end = self.spans.get(sample_name(name, longest.index), (0, 0))
+        between = (end - begin) / (len(longest.token_ids) - 1) if len(longest.token_ids) > 1 else None
         waited, first = (times[what] - times["arrived"] if what in times else None for what in ("scheduled", "first"))
         expected = {
             "queue_time": waited and waited * TICK,

@@ -88,7 +88,7 @@ PLANS: Cases = (
     ("got (8, 9), expected all but the last to be", lambda: answered({"a": [8, 9]})),
     ("got (5, 6, 9), but token 6 ends it", lambda: answered({"a": [5, 6, 9]})),
     ("step 0: tokens for 'b', which was not asked for any", lambda: answered({"a": [5, 9], "b": [1]})),
-    ("step 0: an error of 'b', which it does not compute", lambda: with_plan(lambda s, p: s.update(p, {}, ["b"]))),
+    ("step 0: an error of 'b', which it does", lambda: with_plan(lambda s, p: s.update(p, {"a": [5, 9]}, ["b"]))),
     ("step 0: drafts for 'a', which can't take any", lambda: with_plan(lambda s, p: s.add_drafts(p, {"a": [5]}))),
     ("schedule() while step 0 is in flight", lambda: with_plan(lambda s, p: s.schedule())),
     ("fork() while step 0 is in flight", lambda: with_plan(lambda s, p: s.fork("a", waiting()))),
