@@ -1,7 +1,10 @@
 """The catalogue of faults: each fits the code and is undone, and what fits no code is an error."""
 
+import builtins
+import dis
 from collections import Counter
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -25,10 +28,17 @@ def test_every_edit_fits_the_code_and_is_undone(change: Fault) -> None:
     with inject(change.name):
         for where, code in before.items():
             assert find(where).__code__ is not code
+            assert names_of(find(where).__code__) <= {*find(where).__globals__, *vars(builtins)}  # else it only raises
     with pytest.raises(ZeroDivisionError), inject(change):
         raise ZeroDivisionError
     for where, code in before.items():
         assert find(where).__code__ is code
+
+
+def names_of(code: CodeType) -> set[str]:
+    """Of what stands outside of the function: globals, built-in names."""
+    inner = [names_of(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}.union(*inner)
 
 
 def test_names_are_unique_and_everything_says_what_it_changes() -> None:
