@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lfm2np.commands.simulate.result import span
 from lfm2np.errors import RequestError
@@ -13,7 +14,7 @@ from lfm2np.oracle.report.as_text import visible
 FORMATS = ("svg", "png", "pdf")
 DASHES = ("-", "--", ":", "-.", (0, (7, 3)), (0, (4, 1, 1, 1, 1, 1)))  # lines differ without their colours, too
 MOST_LINES = len(DASHES)
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "lfm2np", "font.size": 9.0}  # text stays text; the same file again
+SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "lfm2np", "font.size": 9.0}  # text stays text
 Line = Sequence[tuple[float, float]]
 
 
