@@ -138,12 +138,13 @@ class Scheduler:
         """
         if plan is not self.in_flight:
             raise PlanError(f"add_drafts() for step {plan.step}, which is not in flight")
-        entries = [entry for entry in plan.scheduled if not entry.num_drafts]
-        takers = {entry.request_id for entry in entries if entry.samples == (entry.request_id,)}
+        without = [entry for entry in plan.scheduled if not entry.num_drafts]
+        takers = {entry.request_id for entry in without if entry.samples == (entry.request_id,)}
         for name in drafts:
             if name not in takers:
                 raise PlanError(f"step {plan.step}: drafts for {name!r}, which can't take any")
-        budget, entries = self.config.max_num_batched_tokens - plan.num_tokens, []
+        budget = self.config.max_num_batched_tokens - plan.num_tokens
+        entries = []
         for entry in plan.scheduled:
             request = self.requests[entry.request_id]
             fitting = min(len(drafts.get(entry.request_id, ())), budget, most_drafts(request))

@@ -23,7 +23,8 @@ from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.truth import Spoken
-from lfm2np.oracle.judging.verdict import WRONG, Verdict
+from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
+from lfm2np.oracle.total import beyond_its_format
 from lfm2np.teaching import nano
 from lfm2np.teaching.tutorial import SIZES, Adapter, Shown
 
@@ -53,6 +54,19 @@ def test_an_engine_that_rounds_to_a_format_in_places_is_sent_to_that_format(mode
     assert total.verdict in WRONG and f"right under --format {form}" in total.reasons[0], total.reasons
     assert NO_FORMAT not in " ".join(total.reasons)
     assert checked_factory(model, factory, form).total.verdict not in WRONG
+
+
+@pytest.mark.parametrize(("told", "verdict"), [(255, Verdict.BUG), (256, Verdict.DRIFT)])
+def test_by_size_a_format_is_the_verdict_only_of_many(
+    told: int, verdict: Verdict, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned: of 66 log-probabilities a swapped gate was "right under --format float16: run again with it"."""
+    monkeypatch.setattr("lfm2np.oracle.total.other_format", lambda evidence: ("float16", other_formats.Fit.BY_SIZE))
+    request = greedy("a", (1, 2), 300)
+    far = [Position(request, 1 + at, True, 5, 5, 0.0, 0.0, 9.0, 9.0, 9.0, 9.0, Verdict.DRIFT) for at in range(told)]
+    found, grounds, causes = beyond_its_format(Evidence(model, "float32", [], far, Known()), [])
+    named = grounds[0] if verdict is Verdict.DRIFT else causes[0].line
+    assert found is verdict and "right under --format float16" in named
 
 
 @pytest.mark.usefixtures("without_constants")

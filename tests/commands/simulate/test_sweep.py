@@ -115,6 +115,16 @@ def test_who_refuses_long_requests_is_not_best_for_that() -> None:
     assert result["runs"][0]["lost"] == 0 < result["runs"][1]["lost"]
 
 
+def test_a_curve_has_the_runs_that_are_not_saturated(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, drawn = swept("policy=static,fcfs", "rate=2:64"), list[Any]()
+    monkeypatch.setattr("lfm2np.commands.simulate.sweep.picture", lambda *arguments: drawn.append(arguments))
+    curve("a.svg", result, Target("ttft", "p99", 0.1))
+    kept = [run for run in result["runs"] if not run["queue"]["saturated"]]
+    ((path, lines, metric, _, target),) = drawn
+    assert (path, metric, target) == ("a.svg", "TTFT P99", 0.1) and set(lines) == {"policy static", "policy fcfs"}
+    assert sum(map(len, lines.values())) == len(kept) < len(result["runs"])
+
+
 def test_a_curve_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     result = swept("policy=static,fcfs", "rate=2:4")
     with pytest.raises(RequestError, match="every run is saturated"):
