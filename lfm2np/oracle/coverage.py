@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
-from lfm2np.oracle.engines.records import Pair, Request, greedy
+from lfm2np.oracle.engines.records import PROCESSORS, Pair, Request, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.prefix_hits import prefix_hits
-from lfm2np.oracle.workloads import CASES, DEFAULT_CASES
+from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, PROCESSED, option_of
 
-NEVER_ASKED = "requests for top_k, top_p, min_p, penalties, logit_bias, min_tokens or a choice of tokens"
 MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the tag of such a request: the id of the one that ended early
 
@@ -61,11 +60,14 @@ def not_tested(
     batch, early, hits = largest_batch(abilities, pairs), early_ends(pairs), prefix_hits(pairs)
     silent = sum(position.error_ratio is None for position in positions)
     answers = [answer for _, answer in pairs if answer.token_ids]
-    asked = {request.case for request, _ in pairs if request.case != "stops" or request.stop}
+    optional = [name for name, case in CASES.items() if case.option]
+    asked = {request.case for request, _ in pairs if option_of(request) or request.case not in optional}
     unasked = [name for name in DEFAULT_CASES if name not in asked]
     cases = [
         name for name in unasked if not (CASES[name].option or (CASES[name].needs_batches and abilities.at_once == 1))
     ]
+    sent = {name for request, _ in pairs for name in request.processors}
+    unsent = [name for name in PROCESSORS if name not in sent and ("processors" in asked or name not in PROCESSED)]
     counts = ", ".join(f"{case} {count}" for case, count in Counter(map(case_of, not_put)).items())
     # No engine's counters of preemptions are read; one that takes several requests may run out of blocks or slots.
     unless = ", unless the engine preempted some by itself" if batch > 1 else ""
@@ -82,7 +84,7 @@ def not_tested(
         **{CASES[name].option: CASES[name].option for name in unasked},
         "texts": answers and not any(answer.text for answer in answers),
         "log-probabilities of prompts": not any(answer.prompt_logprobs for answer in answers),
-        NEVER_ASKED: True,
+        f"requests with {', '.join(unsent)}": unsent,
         f"preempted requests{unless} (lfm2np fuzz)": True,
     }
     return [words for words, is_so in lines.items() if is_so]
@@ -115,7 +117,7 @@ def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_toke
     for request, answer in pairs:
         missing, ids = missing_tokens((request, answer)), (*request.prompt_token_ids, *(answer.token_ids or ()))
         text = text_of(tokenizer, ids) if tokenizer is not None and missing else None
-        if missing and not request.is_sampled and (takes_token_ids or text is not None):
+        if missing and request.is_greedy and (takes_token_ids or text is not None):
             seen = {"length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: request.request_id}
             name = f"{request.request_id}+{len(ids) - len(request.prompt_token_ids)}"
             requests.append(greedy(name, ids, missing, prompt_text=text, tags={**request.tags, **seen}))

@@ -260,6 +260,7 @@ class HttpTarget:
             at_once=in_flight(self._at_once, slots),
             can_abort=True,
             takes_seeds=dialect.takes_seeds,
+            processors=dialect.processors,
             is_streaming=self.is_streaming,
             slots=slots,
             longest=self.number_at(each.longest for each in dialects.DIALECTS),

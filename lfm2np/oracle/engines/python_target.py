@@ -18,7 +18,18 @@ from typing import Any
 
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.protocol import Factory, lacking, load_factory, missing, offers, sizes_of, told
-from lfm2np.oracle.engines.records import IMPOSSIBLE, NO_ANSWER, Answer, Request, Trace, changed, failed, fault, greedy
+from lfm2np.oracle.engines.records import (
+    IMPOSSIBLE,
+    NO_ANSWER,
+    PROCESSORS,
+    Answer,
+    Request,
+    Trace,
+    changed,
+    failed,
+    fault,
+    greedy,
+)
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.stepping import FAULTS, StepRun
 from lfm2np.oracle.engines.target import (
@@ -138,6 +149,7 @@ class PythonTarget:
             takes_sampling="sampling" not in lacks,
             takes_seeds="sampling" not in lacks,
             takes_samples=not lacks & {"sampling", "samples"},
+            processors=frozenset() if "processors" in lacks else frozenset(PROCESSORS),
             takes_cold=self._has_steps and "salts" not in lacks,
             slots=sizes.get("max_num_seqs"),
             block=sizes.get("block_size"),

@@ -27,6 +27,11 @@ MOST_IDS = 32  # that are shown of a prompt
 MANY_NUMBERS = re.compile(r"(?<![-\d.])((?:[-\d.]+,\s*){8})(?:[-\d.]+,\s*){8,}[-\d.]+")
 MOST_REQUESTS, MOST_PAUSE = 1000, 60_000
 MOMENT = 10  # milliseconds
+PROCESSORS = (  # parameters that change which tokens may come, besides the temperature
+    *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("min_tokens", "allowed_token_ids", "banned_token_ids"),
+)
+NEUTRAL = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,18 @@ class Request:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its tokens are drawn: they need not be the likeliest."""
+        """Whether its tokens are drawn."""
         return self.params.temperature > 0.0
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Those of PROCESSORS that it has."""
+        return tuple(name for name in PROCESSORS if getattr(self.params, name) != getattr(NEUTRAL, name))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each of its tokens must be the likeliest of the raw logits."""
+        return not self.is_sampled and not self.processors
 
     @property
     def is_scored(self) -> bool:

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.records import Pair, Request
-from lfm2np.oracle.judging.scored import Known, spoken, truths_of
+from lfm2np.oracle.engines.records import Pair
+from lfm2np.oracle.judging.scored import Known, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import LIKELY, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position
 
@@ -33,10 +32,6 @@ STAKE = 0.95  # of the stake on the tokens of a way; the rest follows the truth
 BORDER = 4.0  # standard deviations by which rounding exchanges tokens at the border of a filter
 TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 AS_IF = "are drawn as if"  # in what is said of tokens that are drawn in another way
-SHAPING = (  # parameters that change the distribution besides the temperature
-    *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("min_tokens", "allowed_token_ids", "banned_token_ids"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +185,7 @@ def drawn_wrongly(
 
     All tests share `error`.
     """
-    sampled = [pair for pair in pairs if pair[0].is_sampled and pair[1].error is None and pair[1].token_ids]
-    sampled = [(request, answer) for request, answer in sampled if not is_shaped(request)]
+    sampled = [pair for pair in usable(pairs) if pair[0].is_sampled and not pair[0].processors]
     if not sampled:
         return None
     tests = [test for test in tests_of(sampled) if len(test.by_seed) >= LEAST]
@@ -207,11 +201,6 @@ def drawn_wrongly(
     if found:
         return max(found)[1:]
     return drawn_alike([pair for pair in sampled if pair[0].params.n > 1], truths, scales, error)
-
-
-def is_shaped(request: Request) -> bool:
-    default = SamplingParams()
-    return any(getattr(request.params, name) != getattr(default, name) for name in SHAPING)
 
 
 def tests_of(sampled: Sequence[Pair]) -> list[Test]:

@@ -77,7 +77,7 @@ def judged(request: Request, answer: Answer, scored: Scored, bits: int, layers: 
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        tokens.append(Token(request, row, token_id, not request.is_sampled, logprob, tops))
+        tokens.append(Token(request, row, token_id, request.is_greedy, logprob, tops))
     return [
         with_route(judged_token(token, scored, strict[token.row], loose.get(token.row)), scored, routes, layers)
         for token in tokens

@@ -42,8 +42,8 @@ from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
+from lfm2np.oracle.judging.views import VIEWS, view_of
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.views import VIEWS, view_of
 from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.values import Progress
 

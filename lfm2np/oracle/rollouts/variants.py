@@ -33,7 +33,7 @@ from lfm2np.engine.work.place import Work
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.judging.routes import OWN, routed
 from lfm2np.oracle.judging.truth import given_routes
-from lfm2np.oracle.rollouts.views import rounded, views_of_rows
+from lfm2np.oracle.judging.views import rounded, views_of_rows
 from lfm2np.truth.reference import Mixing, final_states
 
 Array = NDArray[Any]

@@ -395,6 +395,19 @@ def test_requests_are_greedy_without_penalties_unless_they_have_a_stop_string_or
     assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
 
 
+def test_penalties_and_filters_have_the_names_that_each_server_gives_them() -> None:
+    asked = request_of("a", top_k=3, min_p=0.5, repetition_penalty=1.5, presence_penalty=1.0, logit_bias={7: 2.0})
+    shared = {"top_k": 3, "min_p": 0.5}
+    assert VLLM.processors.issuperset(asked.processors)
+    body = VLLM.request(asked, Extras())
+    expected = {**shared, "repetition_penalty": 1.5, "presence_penalty": 1.0, "logit_bias": {"7": 2.0}}
+    assert {name: body[name] for name in expected} == expected
+    body = LLAMA_CPP.request(changed(asked, presence_penalty=0.0, logit_bias=None), Extras())
+    assert LLAMA_CPP.processors.isdisjoint(("presence_penalty", "logit_bias"))
+    expected = {**shared, "repeat_penalty": 1.5, "repeat_last_n": -1}
+    assert {name: body[name] for name in expected} == expected and "repetition_penalty" not in body
+
+
 def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
     vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
     target = target_of(vllm)

@@ -19,6 +19,7 @@ from lfm2np.engine.sampling.params import PROFILES, SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.judging.views import processed, viewed
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN, WRONG
@@ -29,7 +30,6 @@ from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import Left, read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.views import processed, viewed
 from lfm2np.oracle.rollouts.where import in_words
 
 pytestmark = pytest.mark.slow

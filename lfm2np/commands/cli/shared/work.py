@@ -22,7 +22,7 @@ from lfm2np.engine.work.place import AT_ONCE, Place, Source, Workers, described,
 from lfm2np.engine.work.results_file import LineFile, ResultsFile
 from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.judging.truth import TRUTH
-from lfm2np.oracle.rollouts.views import VIEWS
+from lfm2np.oracle.judging.views import VIEWS
 from lfm2np.oracle.vectors.golden import VECTOR
 
 CONNECTING = 10.0  # seconds until a scheduler's address is given up

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sampling.params import bias_pairs
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Request, shortened
 
 TOP_LOGPROBS = 5
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-FILTERS = ("top_p", "top_k", "min_p")
 OTHER = (AttributeError, EOFError, IndexError, KeyError, OSError, TypeError, ValueError)  # a value of another form
 Reply = Mapping[str, Any]
 Path = tuple[str | int, ...]  # names and indices that lead into a JSON value
@@ -118,6 +117,7 @@ class Dialect:
     event_ids      the new tokens of one event; None where events don't hold them
     takes_samples  n > 1, as so many choices
     takes_stops, takes_seeds  without a setting of the server
+    processors     those of records.PROCESSORS that it takes, and means as vLLM does
     ignores_eos    requests go on behind an end-of-sequence token
     raw_logprobs   log-probabilities of sampled tokens are of the raw logits
     streams_all    each token comes with an event, and each event's with log-probabilities
@@ -141,6 +141,7 @@ class Dialect:
     takes_samples: bool = False
     takes_stops: bool = False
     takes_seeds: bool = False
+    processors: frozenset[str] = frozenset()
     ignores_eos: bool = False
     raw_logprobs: bool = False
     streams_all: bool = True
@@ -205,12 +206,13 @@ def value_at(value: Any, path: Path) -> Any:
 
 
 def sampling_fields(request: Request) -> dict[str, Any]:
-    """Of a request that is not plainly greedy, in the names that OpenAI, SGLang and llama.cpp share."""
-    params, neutral = request.params, SamplingParams()
-    fields: dict[str, Any] = {}
+    """Of a request that is not plainly greedy, in the names that OpenAI, vLLM, SGLang and llama.cpp share."""
+    params = request.params
+    fields: dict[str, Any] = {name: getattr(params, name) for name in request.processors}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in bias_pairs(params)}
     if request.is_sampled:
-        filters = {name: getattr(params, name) for name in FILTERS if getattr(params, name) != getattr(neutral, name)}
-        fields = {"temperature": params.temperature, **filters}
+        fields["temperature"] = params.temperature
         fields |= {} if params.seed is None else {"seed": params.seed}
         fields |= {} if params.n == 1 else {"n": params.n}
     return fields if request.stop is None else {**fields, "stop": [request.stop]}

@@ -43,8 +43,14 @@ def request_of(request: Request, extras: Extras) -> dict[str, Any]:
         "post_sampling_probs": False,
         "return_tokens": True,
         "cache_prompt": not request.cold,
-        **sampling_fields(request),
+        **renamed(sampling_fields(request)),
     }
+
+
+def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Its repetition penalty has another name, and counts the last 64 tokens only, unless it is told otherwise."""
+    penalty = fields.pop("repetition_penalty", None)
+    return fields if penalty is None else {**fields, "repeat_penalty": penalty, "repeat_last_n": -1}
 
 
 def some_ids(ids: list[Any], reading: Reading) -> list[Any] | None:
@@ -109,6 +115,7 @@ LLAMA_CPP = Dialect(
     return tokens, logprobs if len(logprobs) == len(tokens) else None''',
     takes_stops=True,
     takes_seeds=True,
+    processors=frozenset({"top_k", "top_p", "min_p", "repetition_penalty"}),  # its other penalties count prompts, too
     raw_logprobs=True,
     streams_all=False,  # no token that ends within a character, or that may belong to a stop string
     gguf_format="q8",

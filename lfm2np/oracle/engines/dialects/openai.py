@@ -31,7 +31,7 @@ from lfm2np.oracle.engines.dialects.dialect import (
     sampling_fields,
     value_at,
 )
-from lfm2np.oracle.engines.records import Request
+from lfm2np.oracle.engines.records import PROCESSORS, Request
 
 ID_PREFIX = "token_id:"  # of return_tokens_as_token_ids
 
@@ -190,6 +190,7 @@ VLLM = Dialect(
     takes_samples=True,
     takes_stops=True,
     takes_seeds=True,
+    processors=frozenset(PROCESSORS) - {"banned_token_ids"},  # its bad_words are texts
     ignores_eos=True,
     raw_logprobs=True,
     gguf_format="float16",

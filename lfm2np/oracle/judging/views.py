@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lfm2np.arithmetic.grids import exact_sum
 from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine.sampling.choice import WEIGHT_BITS, penalised
+from lfm2np.engine.sampling.choice import WEIGHT_BITS, asks_for_no_change, penalised
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import Work
@@ -42,6 +42,7 @@ FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "logit_bias",
     "profile",
 )
 
@@ -110,8 +111,8 @@ def rounded(logits: Array, bits: int) -> Array:
 
 
 def processed(logits: Array, view: SamplingParams, ids: Sequence[int], places: range, start: int) -> Float64:
-    """Logits [r, V] of the tokens at these places after penalties and temperature, the largest of each row 0."""
-    if (view.repetition_penalty, view.presence_penalty, view.frequency_penalty) == (1.0, 0.0, 0.0):
+    """Logits [r, V] of the tokens at these places after biases, penalties and temperature; the largest is 0."""
+    if asks_for_no_change(view, 0):
         values = logits.astype(np.float64)
     else:
         prompt = ids[:start]

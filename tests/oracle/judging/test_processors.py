@@ -1,0 +1,140 @@
+"""Tokens that penalties, filters and biases exclude: against the sampler's own distribution, and in engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import PLENTY, checked_target, loaded
+from numpy.typing import NDArray
+
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.choice import distribution
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.errors import RequestError
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.processors import excluded_tokens
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.workloads import CASES, PENALTIES, PROCESSED
+from lfm2np.suite.adapters import Own
+
+pytestmark = pytest.mark.rounding
+
+PROMPT, BIASED = (9, 40, 9, 300), 123
+DRAWN: dict[str, Any] = {"temperature": 0.7, "seed": 1}
+ASKED: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "presence_penalty": {"presence_penalty": 2.0},
+    "frequency_penalty": {"frequency_penalty": 2.0},
+    "logit_bias": {"logit_bias": {BIASED: 30.0}},
+    "top_k": {**DRAWN, "top_k": 5},
+    "top_p": {**DRAWN, "top_p": 0.6},
+    "min_p": {**DRAWN, "min_p": 0.2},
+    "filters together": {**DRAWN, "top_k": 9, "top_p": 0.9, "min_p": 0.05},
+    "a filter of penalised tokens": {**DRAWN, "top_k": 3, "presence_penalty": 2.0},
+}
+
+
+def weights_after(model: Model, params: SamplingParams, output: Sequence[int]) -> NDArray[np.int64]:
+    """What the next token is drawn from."""
+    row = model.logits([*PROMPT, *output])[-1]
+    return distribution(row, params, PROMPT, output, model.config.eos_token_ids)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_just_what_the_sampler_can_not_choose_is_excluded(model: Model, name: str) -> None:
+    """As the third token, behind two that it may have chosen; each of the likeliest, and some others."""
+    request, output = greedy("", PROMPT, 3, **ASKED[name]), list[int]()
+    for _ in range(2):
+        output.append(int(np.argmax(weights_after(model, request.params, output))))
+    weights = weights_after(model, request.params, output)
+    tokens = {*np.argsort(-model.logits([*PROMPT, *output])[-1])[:20].tolist(), *PROMPT, *output, BIASED, 400}
+    pairs = [(replace(request, request_id=str(token)), Answer((*output, token))) for token in tokens]
+    known = Known()
+    judge(model, "float32", pairs, known=known)
+    excluded = excluded_tokens(model, "float32", pairs, known)
+    assert {*map(int, excluded)} == {token for token in tokens if not weights[token]}
+    assert 0 < len(excluded) < len(tokens) and all(words.startswith("new token 3 is") for words in excluded.values())
+
+
+class Ignoring(Own):
+    """Takes a parameter, and does nothing with it."""
+
+    name = ""
+
+    def add(self, request: Request) -> None:
+        super().add(changed(request, **{self.name: getattr(SamplingParams(), self.name)}))
+
+
+def ignoring(name: str) -> Factory:
+    def make(model: str, sizes: dict[str, Any]) -> Own:
+        engine = Ignoring(loaded(model, "float32"), {**PLENTY, **sizes})
+        engine.name = name
+        return engine
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSED)
+def test_an_engine_that_ignores_a_parameter_is_wrong(model: Model, name: str) -> None:
+    result = checked_target(model, PythonTarget(ignoring(name), model.path), cases=("processors",), at_once=8)
+    assert result.total.verdict is Verdict.BUG
+    assert name in result.total.reasons[0], result.total.reasons
+
+
+class Mixed(Own):
+    """Penalises each request by what the one before it asked for, as if rows of a batch were exchanged."""
+
+    before = SamplingParams()
+
+    def add(self, request: Request) -> None:
+        given, self.before = self.before, request.params
+        super().add(changed(request, **{name: getattr(given, name) for name in PENALTIES}))
+
+
+@pytest.mark.slow
+def test_penalties_of_another_request_are_seen(model: Model) -> None:
+    target = PythonTarget(lambda path, sizes: Mixed(loaded(path, "float32"), {**PLENTY, **sizes}), model.path)
+    result = checked_target(model, target, cases=("processors",), at_once=8)
+    assert result.total.verdict is Verdict.BUG
+
+
+def test_a_greedy_answer_with_a_penalty_need_not_be_the_likeliest(model: Model) -> None:
+    """Its log-probabilities are judged as those of any other, of the raw logits."""
+    request = greedy("a", PROMPT, 1, presence_penalty=1.0, case="processors")
+    (position,) = judge(model, "float32", [(request, Answer((400,)))])
+    assert not position.is_new and not position.is_wrong
+
+
+@pytest.mark.slow
+def test_a_parameter_that_is_refused_is_not_tested(model: Model) -> None:
+    """And one that the engine says it lacks is not sent."""
+
+    class Refusing(Own):
+        def add(self, request: Request) -> None:
+            if request.params.min_p:
+                raise RequestError("min_p: unknown")
+            super().add(request)
+
+    class Lacking(Own):
+        lacks = frozenset({"processors"})
+
+    def checked(kind: type[Own]) -> Checked:
+        target = PythonTarget(lambda path, sizes: kind(loaded(path, "float32"), {**PLENTY, **sizes}), model.path)
+        return checked_target(model, target, cases=("short-prompts", "processors"), at_once=8)
+
+    result = checked(Refusing)
+    assert result.total.verdict is Verdict.EXACT, result.total.reasons
+    assert "requests with min_p, min_tokens, allowed_token_ids, banned_token_ids" in result.not_tested
+    result = checked(Lacking)
+    assert not any(request.processors for request, _ in result.pairs)
+    assert CASES["processors"].option in result.not_tested
