@@ -115,7 +115,7 @@ def possible_requests(trace: Trace, abilities: Abilities) -> tuple[Trace | None,
         if request not in impossible
         and (abilities.takes_seeds or request.params.seed is None)
         and (abilities.takes_samples or request.params.n == 1)
-        and abilities.processors.issuperset(request.processors)
+        and set(request.processors) <= set(abilities.processors)
         and (abilities.takes_streams or request.case != "streams")
         and (abilities.takes_stops or request.case != "stops")
         and (abilities.can_abort or request.abort_after is None)

@@ -149,7 +149,7 @@ class PythonTarget:
             takes_sampling="sampling" not in lacks,
             takes_seeds="sampling" not in lacks,
             takes_samples=not lacks & {"sampling", "samples"},
-            processors=frozenset() if "processors" in lacks else frozenset(PROCESSORS),
+            processors=() if "processors" in lacks else PROCESSORS,
             takes_cold=self._has_steps and "salts" not in lacks,
             slots=sizes.get("max_num_seqs"),
             block=sizes.get("block_size"),

@@ -40,7 +40,7 @@ class Abilities:
     takes_sampling: bool = False  # temperatures; and log-probabilities of sampled tokens are of the raw logits
     takes_seeds: bool = False  # and keeps to them without a setting of the server
     takes_samples: bool = False  # n > 1
-    processors: frozenset[str] = frozenset()  # those of records.PROCESSORS that it takes
+    processors: tuple[str, ...] = ()  # those of records.PROCESSORS that it takes
     takes_streams: bool = False  # and its events hold all tokens, and log-probabilities where other answers do
     takes_cold: bool = False  # a request can do without the cached prefixes of others
     is_streaming: bool = False  # its tokens come one by one, so that others can be sent at one of them

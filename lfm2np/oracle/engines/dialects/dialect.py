@@ -141,7 +141,7 @@ class Dialect:
     takes_samples: bool = False
     takes_stops: bool = False
     takes_seeds: bool = False
-    processors: frozenset[str] = frozenset()
+    processors: tuple[str, ...] = ()
     ignores_eos: bool = False
     raw_logprobs: bool = False
     streams_all: bool = True

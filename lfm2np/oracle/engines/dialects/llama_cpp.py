@@ -115,7 +115,7 @@ LLAMA_CPP = Dialect(
     return tokens, logprobs if len(logprobs) == len(tokens) else None''',
     takes_stops=True,
     takes_seeds=True,
-    processors=frozenset({"top_k", "top_p", "min_p", "repetition_penalty"}),  # its other penalties count prompts, too
+    processors=("top_k", "top_p", "min_p", "repetition_penalty"),  # its other penalties count prompts, too
     raw_logprobs=True,
     streams_all=False,  # no token that ends within a character, or that may belong to a stop string
     gguf_format="q8",

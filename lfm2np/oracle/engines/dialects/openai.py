@@ -190,7 +190,7 @@ VLLM = Dialect(
     takes_samples=True,
     takes_stops=True,
     takes_seeds=True,
-    processors=frozenset(PROCESSORS) - {"banned_token_ids"},  # its bad_words are texts
+    processors=tuple(name for name in PROCESSORS if name != "banned_token_ids"),  # its bad_words are texts
     ignores_eos=True,
     raw_logprobs=True,
     gguf_format="float16",
