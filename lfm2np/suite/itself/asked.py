@@ -33,7 +33,7 @@ from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, beyond, 
 from lfm2np.suite.itself.samples import samples_alike
 from lfm2np.values import Progress
 
-OUT_OF_TIME = "out of time"
+OUT_OF_TIME, INTERRUPTED = "out of time", "interrupted"
 SEE = " (see --max-model-len)"  # of a request that may be too long
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
 
@@ -127,6 +127,7 @@ class Asking:
     unanswered: list[str] = field(default_factory=list)
     refuted: Broken | None = None
     gone: Broken | None = None  # the trace at which the engine died
+    is_interrupted: bool = False
     known: dict[int, list[Pair]] = field(default_factory=dict)  # the questions with their answers alone, by round
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
 
@@ -150,7 +151,14 @@ class Asking:
         chosen = [*chosen, *([] if self.other is None else [OTHER])] if self.known[0] else []
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
-            self.held.append(self.ask(relation))
+            try:
+                self.held.append(self.ask(relation))
+            except KeyboardInterrupt:
+                if not self.broken:
+                    raise
+                self.is_interrupted = True
+                self.held += [Held(each, Outcome.NOT_ASKED, why=INTERRUPTED) for each in chosen[done:]]
+                break
         self.report(len(chosen), len(chosen))
         self.seconds = time.monotonic() - began
         return self

@@ -9,7 +9,7 @@ from typing import Any
 
 from lfm2np.oracle.engines.records_json import trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
-from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
+from lfm2np.suite.itself.asked import INTERRUPTED, OUT_OF_TIME, Asking, Held
 from lfm2np.suite.itself.questions import Sizes
 from lfm2np.suite.itself.relations import ALONE
 from lfm2np.suite.itself.rounding_spread import LEAST_GROUPS, Outcome, Spread, least_limit, limits_of, spread_of
@@ -29,7 +29,7 @@ def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: S
     held = asking.held
     unanswered = [f"not answered: {line}" for line in dict.fromkeys(asking.unanswered)]
     code = exit_code(held, bool(unanswered))
-    late = sum(each.why == OUT_OF_TIME for each in held)
+    late, cut = (sum(each.why == why for each in held) for why in (OUT_OF_TIME, INTERRUPTED))
     findings = [
         Finding("relation", what_of(each), each.relation.name, {"rounds": each.rounds}) for each in asking.broken
     ]
@@ -57,6 +57,7 @@ def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: S
         ],
         not_tested=[
             *([f"{plural(late, 'relation')}, as time was over"] if late else []),
+            *([f"{plural(cut, 'relation')}, as it was interrupted"] if cut else []),
             "what is wrong alike under every relation",
         ],
         sections=[

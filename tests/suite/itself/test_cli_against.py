@@ -22,7 +22,8 @@ from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.suite.itself.relations import NAMES
+from lfm2np.suite.itself.asked import Asking, Held
+from lfm2np.suite.itself.relations import NAMES, Relation
 
 pytestmark = [pytest.mark.rounding, pytest.mark.slow]
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
@@ -70,6 +71,24 @@ def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> Non
     ]
     broken = next(row for row in report["figures"]["relations"] if row["relation"] == "warm")
     assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
+
+
+def test_an_interrupt_keeps_what_is_broken_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Asking.ask
+
+    def interrupted(self: Asking, relation: Relation) -> Held:
+        if relation.name == "prefixes":
+            raise KeyboardInterrupt
+        return ask(self, relation)
+
+    monkeypatch.setattr(Asking, "ask", interrupted)
+    with inject(FAULT), serving("float32") as here:
+        code, report, last = check(capsys, here.url, "--against", "itself", *FEW)
+    assert (code, last) == (130, "lfm2np: interrupted")
+    assert outcomes(report)["warm"] == "BROKEN" and outcomes(report)["prefixes"] == "not asked"
+    assert "1 relation, as it was interrupted" in report["not_tested"]
 
 
 @pytest.mark.night

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lfm2np.commands.cli.shared import against
 from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show_report
-from lfm2np.errors import RequestError
+from lfm2np.errors import ProofError, RequestError
 from lfm2np.oracle import chats
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.workloads import CASES
@@ -21,10 +21,16 @@ from lfm2np.suite.itself.relations import NAMES, RELATIONS, Relation
 def run(arguments: argparse.Namespace) -> None:
     """Prints the relations that hold and those that are broken, and writes the pages.
 
-    ProofError (1) for a broken relation, InconclusiveError (2) if that can't be said.
+    ProofError (1) for a broken relation, InconclusiveError (2) if that can't be said; after an interrupt, what was
+    found before.
     """
     require(arguments)
-    show_report(arguments, compared(arguments))
+    report, is_interrupted = compared(arguments)
+    if is_interrupted:
+        with contextlib.suppress(ProofError):
+            show_report(arguments, report)
+        raise KeyboardInterrupt
+    show_report(arguments, report)
 
 
 def require(arguments: argparse.Namespace) -> None:
@@ -60,14 +66,15 @@ def names_of(arguments: argparse.Namespace) -> list[str] | None:
     return names
 
 
-def compared(arguments: argparse.Namespace) -> Report:
+def compared(arguments: argparse.Namespace) -> tuple[Report, bool]:
+    """And whether it was interrupted."""
     with contextlib.ExitStack() as stack:
         asking = against.asking(arguments, stack)
         with progress_bar("relations") as asking.report:
             asking.run(chosen(arguments))
         broken = asking.broken if arguments.report else []
         folders = {held.relation.name: written(arguments, asking, held) for held in broken}
-    return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD])
+    return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD]), asking.is_interrupted
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
