@@ -63,8 +63,10 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
     seed = require_count("--seed", arguments.seed, 0, 2**63)
     requests = None if arguments.requests is None else require_count("--requests", arguments.requests, 1, None)
     require_count("--workers", arguments.workers, 0, MOST_WORKERS)
-    settings = {name: getattr(arguments, name) for name in ("policy", *OF_SCHEDULER)}
-    config = config_of({**settings, "prefix_caching": not arguments.no_prefix_caching})
+    refuse_unread(arguments)
+    given = {name: getattr(arguments, name) for name in OF_SCHEDULER if getattr(arguments, name) is not None}
+    settings = {name: default for name, (_, default, _) in OF_SCHEDULER.items()} | given
+    config = config_of({**settings, "policy": arguments.policy, "prefix_caching": not arguments.no_prefix_caching})
     cost = read_cost_model(arguments.cost) if Path(arguments.cost).is_file() else preset(arguments.cost)
     if arguments.memory is not None and not 0 < arguments.memory < 1e6:
         raise RequestError(f"--memory {arguments.memory}: expected gigabytes, above 0 and below 1e6")
@@ -73,6 +75,15 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         raise RequestError(f"--requests {requests}: not with drawn traffic, expected poisson:requests={requests}")
     base = Scenario(traffic, config, cost, arguments.memory)
     return base if arguments.rate is None else base.with_setting("rate", arguments.rate)
+
+
+def refuse_unread(arguments: argparse.Namespace) -> None:
+    """RequestError for a setting that none of the policies reads."""
+    varied = COMPARED if arguments.capacity is not None and not arguments.sweep else [arguments.policy]
+    policies = sweep.read_settings(arguments.sweep or []).get("policy", varied)
+    for name, policy in sweep.UNREAD.items():
+        if getattr(arguments, name) is not None and policy not in policies:
+            raise RequestError(f"{option(name)} goes with --policy {policy}")
 
 
 def run_single(arguments: argparse.Namespace) -> None:
@@ -150,7 +161,7 @@ def add_simulate(commands: Commands) -> None:
     group = parser.add_argument_group("the scheduler")
     add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES), default="fcfs")
     for name, (letter, default, words) in OF_SCHEDULER.items():
-        add(group, f"{option(name)} {letter}", f"{words} ({default})", default=default)
+        add(group, f"{option(name)} {letter}", f"{words} ({default})")
     add(group, "--memory R", "gigabytes for cache blocks of the model of --cost, instead of --num-blocks")
     add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")
     group = parser.add_argument_group("many runs")

@@ -104,7 +104,10 @@ REFUSED: list[tuple[str, int, str]] = [
     *(
         (f"{command} {name} 1", 2, f"{name} goes with --policy waiting-served")
         for name in ("--waiting-served-ratio", "--max-waiting-tokens")
-        for command in ("generate --prompt a", "generate --prompt a --policy static", "serve --port 0")
+        for command in (
+            *("generate --prompt a", "generate --prompt a --policy static", "serve --port 0"),
+            *("simulate poisson: --policy static", "simulate poisson: --sweep policy=fcfs,static"),
+        )
     ),
     *(
         (f"generate --prompt a --sequential {words}", 2, f"{words.split()[0]}: not with --sequential, which runs no ")
