@@ -141,13 +141,16 @@ def sections_of(checked: Checked) -> list[Section]:
 
 def case_rows(checked: Checked) -> list[tuple[str, int, int, Group, Verdict]]:
     """Every requested case, also without a usable answer: its requests, those unanswered, its positions, and the most
-    severe verdict; INCONCLUSIVE where nothing is wrong, but no log-probability was reported."""
+    severe verdict: BUG with an answer that no right engine gives, INCONCLUSIVE where nothing is wrong, but no
+    log-probability was reported."""
     asked = Counter(request.case for request, _ in checked.pairs)
     silent = Counter(request.case for request, _ in checked.pairs if request.request_id in checked.total.unanswered)
     positions: dict[str, list[Position]] = {case: [] for case in asked}
     for position in checked.positions:
         positions.setdefault(position.request.case, []).append(position)
-    return [(case, asked[case], silent[case], group_of(some), common_verdict(some)) for case, some in positions.items()]
+    verdicts = {case: common_verdict(some) for case, some in positions.items()}
+    verdicts |= {request.case: Verdict.BUG for request, answer in checked.pairs if answer.is_refuted}
+    return [(case, asked[case], silent[case], group_of(some), verdicts[case]) for case, some in positions.items()]
 
 
 def common_verdict(positions: Sequence[Position]) -> Verdict:

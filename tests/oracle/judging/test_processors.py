@@ -16,6 +16,7 @@ from lfm2np.engine.sampling.choice import distribution
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
@@ -89,6 +90,8 @@ def test_an_engine_that_ignores_a_parameter_is_wrong(model: Model, name: str) ->
     result = checked_target(model, PythonTarget(ignoring(name), model.path), cases=("processors",), at_once=8)
     assert result.total.verdict is Verdict.BUG
     assert name in result.total.reasons[0], result.total.reasons
+    (row,) = report_of(result).figures["cases"]
+    assert (row["case"], row["verdict"], row["bugs"]) == ("processors", "BUG", 0)  # no log-probability is wrong
 
 
 class Mixed(Own):
