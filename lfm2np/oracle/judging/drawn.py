@@ -58,6 +58,10 @@ class Drawn:
         return max(1.0, self.power) * LIMIT * self.scale
 
     @property
+    def is_likeliest(self) -> bool:
+        return self.column == int(np.argmax(self.truth.logprobs[self.row]))
+
+    @property
     def logprob(self) -> float:
         return float(self.truth.logprobs[self.row, self.column])
 
@@ -200,7 +204,10 @@ def drawn_wrongly(
             found.append((capital, last, f"{count} tokens{words} {AS_IF} {way}"))
     if found:
         return max(found)[1:]
-    return drawn_alike([pair for pair in sampled if pair[0].params.n > 1], truths, scales, error)
+    several = [pair for pair in sampled if pair[0].params.n > 1]
+    alike = drawn_alike(several, truths, scales, error)
+    is_greedy = all(each.is_likeliest for pair in several for each in drawn_of(pair, truths, scales))
+    return (alike[0], f"{alike[1]}, or greedily: all are the likeliest") if alike and is_greedy else alike
 
 
 def tests_of(sampled: Sequence[Pair]) -> list[Test]:

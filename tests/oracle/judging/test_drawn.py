@@ -81,6 +81,15 @@ def test_each_of_several_samples_is_judged_by_itself(model: Model, rank: int, wo
     assert cause is not None and f"of sample 1 are drawn as if {words}" in cause[1]
 
 
+@pytest.mark.parametrize(("rank", "words"), [(0, ", or greedily: all are the likeliest"), (1, "numbers")])
+def test_few_samples_that_are_alike_may_be_greedy(model: Model, rank: int, words: str) -> None:
+    """Three requests are too few to say how each sample is drawn."""
+    several = [changed(request, n=3, max_tokens=2) for request, _ in drawn_at(1.0, 0)[:3]]
+    pairs = [(each, ranked(model, each.prompt_token_ids, rank)) for request in several for each in samples_of(request)]
+    cause = drawn_wrongly(model, pairs, [], Known())
+    assert cause is not None and cause[1].startswith("the 3 samples") and cause[1].endswith(words)
+
+
 def test_right_draws_are_right(model: Model) -> None:
     known = Known()
     for first in range(0, 3 * SEEDS, SEEDS):
