@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.listed import not_the_likeliest
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.processors import excluded_tokens
+from lfm2np.oracle.judging.processors import wrong_choices
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
@@ -172,7 +172,7 @@ def judged(
     tokenizer = model.tokenizer if model.has_tokenizer else None
     drawn = drawn_wrongly(model, pairs, positions, known)
     more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
-    more |= excluded_tokens(model, format_name, pairs, known)
+    more |= wrong_choices(model, format_name, pairs, known)
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):

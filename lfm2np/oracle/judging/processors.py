@@ -2,20 +2,24 @@
 
 The exact distribution after them says which tokens are left, if all logits are off by as much as the format allows
 (views.py): another one was not chosen as requested. Of a greedy request only the likeliest is left.
+Filters may also leave too few: that a single one is left is bet on as in drawn.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.work.place import compute
-from lfm2np.oracle.engines.records import Pair, Request
+from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.judging.allowed import resolution
+from lfm2np.oracle.judging.drawn import AS_IF, ERROR, STAKE
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
 from lfm2np.oracle.judging.scored import Known, spoken, truths_of, usable
@@ -23,11 +27,30 @@ from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import FIELDS, VIEWS, view_of
 
+FILTERS = ("top_k", "top_p", "min_p")
 
-def excluded_tokens(model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known) -> dict[str, str]:
-    """By id, answers with such a token, which is named; `known` has the noise of them all.
 
-    In a mixture of experts only with reported routes, as others may change any logit.
+class Viewed(NamedTuple):
+    """An answer of R tokens under its request's processors.
+
+    slack     nats by which a logit may be off
+    logprobs  [R] exact; -inf for an excluded token
+    high      [R] the most that a right engine gives the token
+    """
+
+    request: Request
+    answer: Answer
+    truth: Truth
+    slack: float
+    logprobs: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def wrong_choices(model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known) -> dict[str, str]:
+    """By id, answers with an excluded token, which is named, or by which it shows that filters leave one token only.
+
+    `known` has the noise of them all. In a mixture of experts only with reported routes, as others may change any
+    logit.
     """
     is_mixture = bool(model.config.sparse_layers)
     asked = [
@@ -38,17 +61,45 @@ def excluded_tokens(model: LoadedModel, format_name: str, pairs: Sequence[Pair],
         and (answer.routes is not None or not is_mixture)
     ]
     truths, bits = truths_of(model, asked, known), format_named(format_name).bits
-    items = []
-    for pair in asked:
-        truth = truths[spoken(*pair)]
-        slack = slack_of(pair, truth, known.noises[format_name, truth.spoken], bits)
-        items.append(item_of(pair, slack))
-    faults: dict[str, str] = {}
-    for (request, answer), result in zip(asked, compute(VIEWS, model, items, known.place), strict=True):
-        wrong = np.flatnonzero(np.isneginf(result["high"][0, 0]))
+    of_pairs = [truths[spoken(*pair)] for pair in asked]
+    slacks = [
+        slack_of(pair, truth, known.noises[format_name, truth.spoken], bits)
+        for pair, truth in zip(asked, of_pairs, strict=True)
+    ]
+    results = compute(VIEWS, model, list(map(item_of, asked, slacks)), known.place)
+    viewed = [
+        Viewed(*pair, truth, slack, result["logprobs"][0], result["high"][0, 0])
+        for pair, truth, slack, result in zip(asked, of_pairs, slacks, results, strict=True)
+    ]
+    return filtered_greedily(viewed) | excluded(viewed)
+
+
+def excluded(answers: Sequence[Viewed]) -> dict[str, str]:
+    faults = {}
+    for each in answers:
+        wrong = np.flatnonzero(np.isneginf(each.high))
         if len(wrong):
-            faults[request.request_id] = words_of(request, int(wrong[0]), answer.ids[wrong[0]])
+            token = each.answer.ids[wrong[0]]
+            faults[each.request.request_id] = f"new token {wrong[0] + 1} is {token}, which {why(each.request)}"
     return faults
+
+
+def filtered_greedily(answers: Sequence[Viewed]) -> dict[str, str]:
+    """Whether the likeliest token comes always, whatever the filter: the bet of drawn.py, on shares of what is left."""
+    filtered = [each for each in answers if each.request.is_sampled and set(each.request.processors) <= set(FILTERS)]
+    gains = [gain(each, index) for each in filtered for index in range(len(each.answer.ids))]
+    if math.fsum(gains) <= -math.log(ERROR):
+        return {}
+    return {filtered[-1].request.request_id: f"{len(gains)} tokens with {' or '.join(FILTERS)} {AS_IF} greedily"}
+
+
+def gain(each: Viewed, index: int) -> float:
+    """The logarithm of the factor by which the capital grows at a token: see drawn.only."""
+    row = len(each.request.prompt_token_ids) - 1 + index
+    if each.answer.ids[index] != each.truth.best[row - each.truth.first]:
+        return math.log1p(-STAKE) - each.slack / each.request.params.temperature
+    share, most = math.exp(each.logprobs[index]), math.exp(each.high[index])
+    return math.log(STAKE + (1.0 - STAKE) * share) - math.log(most)
 
 
 def slack_of(pair: Pair, truth: Truth, noise: Noise, bits: int) -> float:
@@ -74,8 +125,7 @@ def item_of(pair: Pair, slack: float) -> dict[str, Any]:
     return item
 
 
-def words_of(request: Request, index: int, token: int) -> str:
+def why(request: Request) -> str:
     values = {name: getattr(request.params, name) for name in request.processors}
     words = " and ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in values.items())
-    why = f"{words} excludes" if request.is_sampled else f"is not the likeliest with {words}"
-    return f"new token {index + 1} is {token}, which {why}"
+    return f"{words} excludes" if request.is_sampled else f"is not the likeliest with {words}"

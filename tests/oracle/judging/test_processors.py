@@ -21,7 +21,7 @@ from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.processors import excluded_tokens
+from lfm2np.oracle.judging.processors import wrong_choices
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.workloads import CASES, PENALTIES, PROCESSED
@@ -61,7 +61,7 @@ def test_just_what_the_sampler_can_not_choose_is_excluded(model: Model, name: st
     pairs = [(replace(request, request_id=str(token)), Answer((*output, token))) for token in tokens]
     known = Known()
     judge(model, "float32", pairs, known=known)
-    excluded = excluded_tokens(model, "float32", pairs, known)
+    excluded = wrong_choices(model, "float32", pairs, known)
     assert {*map(int, excluded)} == {token for token in tokens if not weights[token]}
     assert 0 < len(excluded) < len(tokens) and all(words.startswith("new token 3 is") for words in excluded.values())
 
@@ -92,6 +92,21 @@ def test_an_engine_that_ignores_a_parameter_is_wrong(model: Model, name: str) ->
     assert name in result.total.reasons[0], result.total.reasons
     (row,) = report_of(result).figures["cases"]
     assert (row["case"], row["verdict"], row["bugs"]) == ("processors", "BUG", 0)  # no log-probability is wrong
+
+
+class FilteredGreedily(Own):
+    """Chooses the likeliest token wherever a filter is requested."""
+
+    def add(self, request: Request) -> None:
+        super().add(changed(request, top_k=1) if request.is_sampled and request.processors else request)
+
+
+@pytest.mark.slow
+def test_filters_that_leave_one_token_are_seen(model: Model) -> None:
+    target = PythonTarget(lambda path, sizes: FilteredGreedily(loaded(path), {**PLENTY, **sizes}), model.path)
+    result = checked_target(model, target, cases=("processors",), at_once=8)
+    (fault,) = [str(answer.error) for _, answer in result.pairs if answer.is_refuted]
+    assert fault == "144 tokens with top_k or top_p or min_p are drawn as if greedily"
 
 
 class Mixed(Own):
