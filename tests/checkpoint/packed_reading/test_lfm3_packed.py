@@ -15,6 +15,7 @@ import pytest
 import test_directories
 from builders import Stored, stored
 from mlx_files import config_of, write
+from packed_values import in_files
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
@@ -38,18 +39,6 @@ MLX = ("affine", 4, 32)
 FORMS = ("affine-4bit-g32", "int4-g32", "float8-channel", "gptq-4bit-g32", "awq-4bit-g32")
 every_form = pytest.mark.parametrize("name", FORMS)
 Tensors = dict[str, Stored]
-
-
-def called(name: str, gate: str = "g_proj") -> str:
-    """As transformers names an LFM3's modules, not taken from the code that is tested."""
-    theirs = {"out_proj": "o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm", "g_proj": gate}
-    for ours, name_in_file in theirs.items():
-        name = name.replace(f"self_attn.{ours}.", f"self_attn.{name_in_file}.")
-    return name
-
-
-def in_files(tensors: Mapping[str, Stored], gate: str = "g_proj") -> Tensors:
-    return {called(name, gate): tensor for name, tensor in tensors.items()}
 
 
 def made(name: str, config: ModelConfig) -> tuple[dict[str, Any], Tensors]:
