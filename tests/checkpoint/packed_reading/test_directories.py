@@ -74,8 +74,8 @@ def written(directory: Path, name: str, mixture: bool = False, dtype: str = "BF1
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mixture"), BOTH)
 def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: Path):
-    """Every tensor is there, of our shape, and a view of the file, but that AWQ's order is turned at once; the engine, the
-    reference and streamed weights give one answer."""
+    """Every tensor is there, of our shape, and a view of the file, but that AWQ's order is turned at once; the engine,
+    the reference and streamed weights give one answer."""
     path, _ = written(tmp_path / "x", name, mixture)
     config = read_config(path)
     assert config == config_of(raw_of(mixture))
