@@ -78,7 +78,9 @@ def test_experts_count_as_the_matrices_that_they_are(tmp_path: Path, capsys: pyt
 @pytest.mark.rounding
 def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = str(write(tmp_path / "x.gguf", "IQ4_XS"))
-    assert len(said(capsys, "info", "--digest", "--model", path).strip()) == 64
+    digest = said(capsys, "info", "--digest", "--model", path).strip()
+    assert len(bytes.fromhex(digest)) == 32
+    assert json.loads(said(capsys, "info", "--digest", "--json", "--model", path))["sha256"] == digest
     arguments = ["--model", path, "--prompt-ids", "1,2,3"]
     assert json.loads(said(capsys, "generate", *arguments, "--max-tokens", "2", "--json"))["model"] == path
     assert json.loads(said(capsys, "score", *arguments, "--json"))["model"] == path

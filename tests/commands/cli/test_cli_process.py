@@ -68,17 +68,6 @@ def test_closed_and_full_outputs_are_said_in_one_line(model, command, redirectio
     assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
 
 
-def test_the_missing_template_engine_is_said_in_one_line(model):
-    script = "import sys; sys.modules['jinja2'] = None; from lfm2np.commands.cli import main; "
-    script += "raise SystemExit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "generate", "--model", str(model), "--chat", "a", "--max-tokens", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stderr.startswith("lfm2np: warning: ")
-    assert done.stderr.count("\n") == 1
-    assert "install the extra `chat`" in done.stderr
-
-
 def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
     """Each line of output is followed by a pause, so that the signal comes in the middle."""
     arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "126", "--logprobs", "1"]
