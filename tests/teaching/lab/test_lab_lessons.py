@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lessons as solutions  # fixtures/lessons.py
 import pytest
 
+from lfm2np.teaching.lab import lessons
 from lfm2np.teaching.lab.lessons import LESSONS, Again
 from lfm2np.teaching.lab.page import compute
 from lfm2np.teaching.lab.run import Verdict
@@ -21,6 +23,12 @@ pytestmark = pytest.mark.slow
 Change = Mapping[str, Any]
 COPIES = (Asked("copy: tivu zo sa ->", 0, 8), Asked("copy: zo sa zo sa zo sa zo sa ->", 0, 24))
 EASY = {"budget": 8, "policy": "prefill-first", "slots": 6}
+
+
+@pytest.fixture(scope="module")
+def again() -> Again:
+    """Runs without drawings, each once."""
+    return cache(lessons.again)
 
 
 def judged(number: int, change: Change, again: Again) -> Verdict:
