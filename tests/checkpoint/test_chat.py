@@ -59,6 +59,11 @@ WORKING = [
     ("{{ '%s-%03d' % ('a', 7) }}{{ '{:>3}|{}'.format('x', 1) }}{{ 'ab' | indent(2, true) }}", "a-007  x|1  ab"),
     ("{% if strftime_now is defined %}clock{% endif %}", "clock"),
     ("{{ dict(a=1).items() | list }}{% for i in range(3) %}{{ i }}{% endfor %}", "[('a', 1)]012"),
+    # nothing is seen of the machinery
+    *(
+        ("{{ " + hidden + " }}", "")
+        for hidden in ("range.args", "raise_exception.__globals__", "'x' | attr('__class__')")
+    ),
     ("{% set messages = messages[1:] %}{{ messages | length }}{{ messages[::-1][0].content }}", "3{{ 1 }} 🙂"),
 ]
 
@@ -109,11 +114,6 @@ def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str
 
 def test_an_address_that_was_given_is_text_like_any_other() -> None:
     assert rendered("at 0x12 {{ messages[0].content }}", [{"role": "user", "content": "at 0xFf"}]) == "at 0x12 at 0xFf"
-
-
-@pytest.mark.parametrize("hidden", ["range.args", "raise_exception.__globals__", "'x' | attr('__class__')"])
-def test_a_template_sees_nothing_of_the_machinery(hidden: str) -> None:
-    assert rendered("{{ " + hidden + " }}") == ""
 
 
 def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
