@@ -237,19 +237,17 @@ REFUSALS = [
     ({"num_attention_heads": 16, "num_key_value_heads": 2}, "head_dim: 1"),
     ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
-    ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
-    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
-    ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
+    *(
+        ({"architectures": [name]}, f"architectures: {name!r}, expected one of Lfm2ForCausalLM")
+        for name in ("Lfm2BidirectionalForMaskedLM", "ColBERTLfm2Model", "Lfm2Model")
+    ),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
     ({"architectures": None, "auto_map": {"AutoModel": "colbert.ColBERTLfm2Model"}}, "auto_map: {'AutoModel': 'colb"),
     ({"architectures": [], "auto_map": {"AutoModel": "encoder.Lfm2BidirectionalModel"}}, "beside it"),
-    ({"conv_dim": 8}, "conv_dim: 8, expected hidden_size=16"),
-    ({"conv_dim_out": 8}, "conv_dim_out: 8, expected hidden_size=16"),
-    ({"block_dim": 8}, "block_dim: 8, expected hidden_size=16"),
+    *(({key: 8}, f"{key}: 8, expected hidden_size=16") for key in ("conv_dim", "conv_dim_out", "block_dim")),
     ({"num_heads": 8}, "num_heads: 8, expected num_attention_heads=4"),
     ({"num_layers": 3}, "num_layers: 3, expected num_hidden_layers=2"),
-    ({"block_norm_eps": 1e-6}, "block_norm_eps: 1e-06, expected norm_eps=1e-05"),
-    ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06, expected norm_eps=1e-05"),
+    *(({key: 1e-6}, f"{key}: 1e-06, expected norm_eps=1e-05") for key in ("block_norm_eps", "rms_norm_eps")),
 ]
 NOT_OF_LFM2 = [
     *("topk_method", "n_group", "topk_group", "scoring_func", "num_shared_experts", "n_routed_experts", "norm_topk"),

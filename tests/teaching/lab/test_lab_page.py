@@ -233,13 +233,11 @@ RUNS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("link", [*map(link_of, RUNS), "", "model=paper"])
 def test_the_form_sends_the_run_that_it_shows(link: str) -> None:
     assert read(urlencode(form_of(link))) == read(link)
 
 
-@pytest.mark.slow
 def test_a_row_can_be_added() -> None:
     sent = form_of(link_of(Settings(requests=(Asked("a"),))))
     assert sum(key == "prompt" for key, _ in sent) == 8
@@ -248,7 +246,6 @@ def test_a_row_can_be_added() -> None:
     assert [asked.prompt for asked in read(urlencode(sent)).requests] == ["a", "b"]
 
 
-@pytest.mark.slow
 def test_every_field_has_a_label_and_every_description_is_there() -> None:
     query = urlencode([("prompt", ""), ("slots", "0"), ("policy", "x"), ("lesson", "9"), ("z", "1")])
     with pytest.raises(Problems) as caught:
@@ -266,14 +263,12 @@ def test_every_field_has_a_label_and_every_description_is_there() -> None:
     assert len(form.ids) == len(set(form.ids))
 
 
-@pytest.mark.slow
 def test_what_was_typed_is_sent_again_also_where_it_is_wrong() -> None:
     query = urlencode([("prompt", "a"), ("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")])
     sent = form_of(query)
     assert {("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")} <= set(sent)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "problems", "is_open"),
     [("", {}, False), ("prompt=a&policy=fcfs", {}, False), ("budget=3", {}, True), ("", {"slots": "0"}, True)],
@@ -287,7 +282,6 @@ def test_the_form_is_short_until_a_setting_is_changed(query: str, problems: dict
         assert f"<small>{help_}</small>" in page
 
 
-@pytest.mark.slow
 def test_lessons_are_links() -> None:
     page = lab_page(read_link(""), None, {})
     for lesson in LESSONS.values():
