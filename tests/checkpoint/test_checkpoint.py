@@ -91,7 +91,7 @@ def test_shards_give_the_same_tensors_as_one_file_which_wins_over_an_index(tmp_p
     assert {name: tensor.values.tobytes() for name, tensor in tensors.items()} == expected
     assert tensors[EMBEDDING].source == str(tmp_path / "a.safetensors")
     write_checkpoint(tmp_path, CONFIG)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    (tmp_path / INDEX).write_text("{}")
     assert open_checkpoint(tmp_path, CONFIG)[EMBEDDING].source == str(tmp_path / "model.safetensors")
 
 
@@ -209,7 +209,7 @@ def only(name: str) -> Callable[[Path], object]:
 
 
 ENTRY = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-UNSOUND = "not a sound safetensors file"
+UNSOUND, INDEX = "not a sound safetensors file", "model.safetensors.index.json"
 REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda d: shutil.rmtree(d), "does not exist, expected a directory"),
     (lambda d: (shutil.rmtree(d), d.write_bytes(b"")), "is a file, expected a directory"),
@@ -257,14 +257,8 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (with_index(lambda m: m.pop(NORM)), f"b.safetensors: holds {NORM}, expected it in no shard"),
     (with_index(lambda m: m.update(ghost="a.safetensors")), "ghost should be in a.safetensors, which does not hold it"),
     (with_index(lambda m: m.clear()), "weight_map: {}, expected an object"),
-    (
-        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": ["a.safetensors"]}'),
-        "weight_map: ['a.safetensors'], expected an object",
-    ),
-    (
-        lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a", "a": "b"}}'),
-        "the key 'a' stands twice",
-    ),
+    (lambda d: (d / INDEX).write_text('{"weight_map": ["a.b"]}'), "weight_map: ['a.b'], expected an object"),
+    (lambda d: (d / INDEX).write_text('{"weight_map": {"a": "a", "a": "b"}}'), "the key 'a' stands twice"),
     (with_shards(lambda s: s["b.safetensors"].update(s["a.safetensors"])), f"b.safetensors: holds {EMBEDDING}, expec"),
     (with_shards(lambda s: s["a.safetensors"].pop(EMBEDDING)), f"{EMBEDDING} should be in a.safetensors, which does"),
 ]

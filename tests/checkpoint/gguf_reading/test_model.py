@@ -169,15 +169,10 @@ def test_queries_keys_and_values_may_be_one_tensor(dtype: str, tmp_path: Path):
     path = write_model(tmp_path / "x.gguf", tensors | {"blk.1.attn_qkv.weight": fused})
     assert lfm2np.load(path).logits(PROMPT).tobytes() == expected.tobytes()
     short = Tensor(dtype, (rows - 1, 256), fused.content[: -len(fused.content) // rows])
+    both = {"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]}
     for changes, named in (
-        (
-            {"blk.1.attn_qkv.weight": short},
-            rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected ",
-        ),
-        (
-            {"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]},
-            r"missing 2 of the .* blk\.1\.attn_k\.",
-        ),
+        ({"blk.1.attn_qkv.weight": short}, rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected "),
+        (both, r"missing 2 of the .* blk\.1\.attn_k\."),
     ):
         with pytest.raises(CheckpointError, match=named):
             lfm2np.load(write_model(tmp_path / "x.gguf", tensors | changes))

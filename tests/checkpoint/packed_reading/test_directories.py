@@ -200,22 +200,19 @@ def with_inputs(directory: Path, name: str, **changes: object) -> Path:
     return write(directory, raw | settings, tensors)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "expected"),
-    [
-        ("int8-channel", {}, InputRounding("int8", "token", 0, None, 0, True)),
-        ("int8-channel", {"symmetric": False}, InputRounding("int8", "token", 0, None, 0, False)),
-        ("int8-channel", {"strategy": "tensor"}, InputRounding("int8", "tensor", 0, None, 0, True)),
-        ("int8-channel", {"strategy": "group", "group_size": 32}, InputRounding("int8", "group", 32, None, 0, True)),
-        (
-            "int8-channel",
-            {"strategy": "tensor", "dynamic": False, "symmetric": False},
-            InputRounding("int8", "tensor", 0, 0.5, -3, False),
-        ),
-        ("float8-channel", {}, InputRounding("float8", "token", 0, None, 0, True)),
-        ("float8-tensor", {}, InputRounding("float8", "tensor", 0, 0.5, 0, True)),
-    ],
-)
+STATIC = {"strategy": "tensor", "dynamic": False, "symmetric": False}
+INPUTS = [
+    ("int8-channel", {}, InputRounding("int8", "token", 0, None, 0, True)),
+    ("int8-channel", {"symmetric": False}, InputRounding("int8", "token", 0, None, 0, False)),
+    ("int8-channel", {"strategy": "tensor"}, InputRounding("int8", "tensor", 0, None, 0, True)),
+    ("int8-channel", {"strategy": "group", "group_size": 32}, InputRounding("int8", "group", 32, None, 0, True)),
+    ("int8-channel", STATIC, InputRounding("int8", "tensor", 0, 0.5, -3, False)),
+    ("float8-channel", {}, InputRounding("float8", "token", 0, None, 0, True)),
+    ("float8-tensor", {}, InputRounding("float8", "tensor", 0, 0.5, 0, True)),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "expected"), INPUTS)
 def test_inputs_are_rounded_as_the_checkpoint_says(
     name: str, changes: dict[str, object], expected: InputRounding, tmp_path: Path
 ):

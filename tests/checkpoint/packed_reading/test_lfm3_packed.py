@@ -170,12 +170,7 @@ def test_settings_in_text_config_are_those_of_the_language_model(tmp_path: Path)
 
 DAMAGE = [  # a tensor that is taken out, what stands there instead, and what is named
     ("affine-4bit-g32", f"{OUT}.scales", None, r"missing .*2\.self_attn\.o_proj\.scales, expected it from dtype U32"),
-    (
-        "affine-4bit-g32",
-        f"{GATE}.biases",
-        None,
-        r"missing .*1\.self_attn\.g_proj\.biases, expected it from quantizatio",
-    ),
+    (FORMS[0], f"{GATE}.biases", None, r"missing .*1\.self_attn\.g_proj\.biases, expected it from quantization"),
     ("int4-g32", f"{OUT}.weight_scale", None, r"missing .*2\.self_attn\.o_proj\.weight_scale, expected"),
     ("gptq-4bit-g32", f"{OUT}.qzeros", None, r"missing .*2\.self_attn\.o_proj\.qzeros, expected"),
     ("gptq-4bit-g32", f"{OUT}.qweight", f"{OUT}.qweight", r"2\.self_attn\.o_proj\.qweight: shape \(4, 64\)"),

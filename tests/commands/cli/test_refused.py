@@ -18,6 +18,7 @@ TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 CHECK = "check lfm2np.teaching.tutorial:right --cases short-prompts"
 VET = "vet http://127.0.0.1:9 --candidate a=nowhere"
 ROLLOUTS = f"rollouts {lfm2np.trained_fixture().parent / 'rollouts' / 'planted_pack.jsonl'}"
+DRAFTING = "generate --prompt a --speculative draft"
 SMALL = "simulate poisson:prompt=100,output=1-40,requests=60 --rate 5"
 MANY = f"{SMALL} --sweep policy=fcfs,static --sweep rate=2,8"
 LATE = [  # only the engine, or the reference, can tell
@@ -96,13 +97,9 @@ REFUSED: list[tuple[str, int, str]] = [
     ("generate --prompt a --speculative ngram --num-speculative-tokens 0", 2, "num_speculative_tokens 0"),
     ("generate --prompt a --speculative ngram --draft-model x", 2, "--draft-model goes with --speculative draft"),
     ("generate --prompt a --draft-sampling random", 2, "--draft-sampling goes with --speculative draft"),
-    ("generate --prompt a --speculative draft --draft-model /nowhere", 3, "/nowhere"),
-    (
-        f"generate --prompt a --speculative draft --draft-model {TORTURE / 'wide_heads'}",
-        3,
-        "vocab_size 79, expected 512",
-    ),
-    (f"generate --prompt a --speculative draft --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
+    (f"{DRAFTING} --draft-model /nowhere", 3, "/nowhere"),
+    (f"{DRAFTING} --draft-model {TORTURE / 'wide_heads'}", 3, "vocab_size 79, expected 512"),
+    (f"{DRAFTING} --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
     *(
         (f"{command} {name} 1", 2, f"{name} goes with --policy waiting-served")
         for name in ("--waiting-served-ratio", "--max-waiting-tokens")
@@ -258,20 +255,17 @@ def test_a_dangling_link_is_not_an_absent_file(model, failure, name):
     assert code == 3 and f"{name}: does not exist" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("LFM2-350M", "hf download LiquidAI/LFM2-350M --local-dir LFM2-350M"),
-        ("my models/LFM2-8B-A1B", "hf download LiquidAI/LFM2-8B-A1B --local-dir 'my models/LFM2-8B-A1B'"),
-        ("LFM2.5-1.2B-Instruct", "hf download LiquidAI/LFM2.5-1.2B-Instruct --local-dir LFM2.5-1.2B-Instruct"),
-        (
-            "x/LFM2-350M-Q4_K_M.gguf",
-            "hf download LiquidAI/LFM2-350M-GGUF LFM2-350M-Q4_K_M.gguf --local-dir x",
-        ),
-        ("my-model", None),
-        ("LFM2-350M-4bit", None),  # not by Liquid AI
-    ],
-)
+FETCHED = [
+    ("LFM2-350M", "hf download LiquidAI/LFM2-350M --local-dir LFM2-350M"),
+    ("my models/LFM2-8B-A1B", "hf download LiquidAI/LFM2-8B-A1B --local-dir 'my models/LFM2-8B-A1B'"),
+    ("LFM2.5-1.2B-Instruct", "hf download LiquidAI/LFM2.5-1.2B-Instruct --local-dir LFM2.5-1.2B-Instruct"),
+    ("x/LFM2-350M-Q4_K_M.gguf", "hf download LiquidAI/LFM2-350M-GGUF LFM2-350M-Q4_K_M.gguf --local-dir x"),
+    ("my-model", None),
+    ("LFM2-350M-4bit", None),  # not by Liquid AI
+]
+
+
+@pytest.mark.parametrize(("name", "command"), FETCHED)
 def test_how_a_published_checkpoint_is_fetched(name, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as error:

@@ -73,52 +73,45 @@ def test_rows_without_a_prompt_are_left_out() -> None:
     assert read(link).requests == (Asked("a", 3),)
 
 
-@pytest.mark.parametrize(
-    ("link", "field", "told"),
-    [
-        ("blokcs=3", "", "'blokcs': no name of a setting, expected prompt, arrival,"),
-        ("prompt=", "prompt-0", "There is no prompt"),
-        ("prompt=a&prompt=a%00b", "prompt-1", "Character 2 of the prompt is U+0000"),
-        ("prompt=%ED%A0%80", "prompt-0", "no UTF-8"),
-        ("prompt=a%E2%80%AEb", "prompt-0", "U+202E"),
-        (f"prompt={'a' * 201}", "prompt-0", "201 characters, expected at most 200"),
-        ("prompt=a&arrival=61", "arrival-0", "'61': expected a whole number, 0 to 60"),
-        ("prompt=a&arrival=0&arrival=1", "", "arrival: 2 values for 1 prompt."),
-        ("arrival=1", "", "arrival: 1 value for 0 prompts."),
-        ("prompt=a&tokens=0", "tokens-0", "'0': expected a whole number, 1 to 48"),
-        (f"prompt=a&tokens={'9' * 5000}", "tokens-0", "expected a whole number"),
-        ("&".join(["prompt=a"] * 9), "", "9 requests, expected at most 8"),
-        ("&".join(["x="] * 10_000), "", "more than 64 fields"),
-        ("model=gpt", "model", "'gpt': expected trained, paper"),
-        ("policy=", "policy", "'': expected fcfs"),
-        ("fault=nothing", "fault", "'nothing': expected nothing, convolution"),
-        ("chunked=1", "chunked", "'1': expected on, off"),
-        ("blocks=129", "blocks", "1 to 128"),
-        ("block_size=33", "block_size", "1 to 32"),
-        ("budget=257", "budget", "1 to 256"),
-        ("slots=9", "slots", "1 to 8"),
-        ("drafts=-1", "drafts", "0 to 4"),
-        ("drafts=%D9%A3", "drafts", "0 to 4"),
-        ("lesson=7", "lesson", "expected nothing, 1, 2"),
-        ("slots=1&slots=2", "", "slots stands more than once"),
-        (
-            "model=paper&prompt=a+fish",
-            "prompt-0",
-            "'fish': no word of the paper model, expected <start> the cat dog sees",
-        ),
-        (
-            f"model=paper&tokens=5&blocks=128&prompt={'a+' * 59}",
-            "prompt-0",
-            "The prompt has 60 tokens and may get 5 more, expected at most 64 together.",
-        ),
-        # nine tokens and 24 more, of which the last is never computed: 32 places
-        (
-            "prompt=copy:+red+->&prompt=count:+23+to+31+->&tokens=8&tokens=24&blocks=7",
-            "blocks",
-            "7 blocks of 4 tokens: request b alone needs 8.",
-        ),
-    ],
-)
+TWO = "prompt=copy:+red+->&prompt=count:+23+to+31+->&tokens=8&tokens=24"
+PROBLEMS = [
+    ("blokcs=3", "", "'blokcs': no name of a setting, expected prompt, arrival,"),
+    ("prompt=", "prompt-0", "There is no prompt"),
+    ("prompt=a&prompt=a%00b", "prompt-1", "Character 2 of the prompt is U+0000"),
+    ("prompt=%ED%A0%80", "prompt-0", "no UTF-8"),
+    ("prompt=a%E2%80%AEb", "prompt-0", "U+202E"),
+    (f"prompt={'a' * 201}", "prompt-0", "201 characters, expected at most 200"),
+    ("prompt=a&arrival=61", "arrival-0", "'61': expected a whole number, 0 to 60"),
+    ("prompt=a&arrival=0&arrival=1", "", "arrival: 2 values for 1 prompt."),
+    ("arrival=1", "", "arrival: 1 value for 0 prompts."),
+    ("prompt=a&tokens=0", "tokens-0", "'0': expected a whole number, 1 to 48"),
+    (f"prompt=a&tokens={'9' * 5000}", "tokens-0", "expected a whole number"),
+    ("&".join(["prompt=a"] * 9), "", "9 requests, expected at most 8"),
+    ("&".join(["x="] * 10_000), "", "more than 64 fields"),
+    ("model=gpt", "model", "'gpt': expected trained, paper"),
+    ("policy=", "policy", "'': expected fcfs"),
+    ("fault=nothing", "fault", "'nothing': expected nothing, convolution"),
+    ("chunked=1", "chunked", "'1': expected on, off"),
+    ("blocks=129", "blocks", "1 to 128"),
+    ("block_size=33", "block_size", "1 to 32"),
+    ("budget=257", "budget", "1 to 256"),
+    ("slots=9", "slots", "1 to 8"),
+    ("drafts=-1", "drafts", "0 to 4"),
+    ("drafts=%D9%A3", "drafts", "0 to 4"),
+    ("lesson=7", "lesson", "expected nothing, 1, 2"),
+    ("slots=1&slots=2", "", "slots stands more than once"),
+    ("model=paper&prompt=a+fish", "prompt-0", "'fish': no word of the paper model, expected <start> the cat dog sees"),
+    (
+        f"model=paper&tokens=5&blocks=128&prompt={'a+' * 59}",
+        "prompt-0",
+        "The prompt has 60 tokens and may get 5 more, expected at most 64 together.",
+    ),
+    # nine tokens and 24 more, of which the last is never computed: 32 places
+    (f"{TWO}&blocks=7", "blocks", "7 blocks of 4 tokens: request b alone needs 8."),
+]
+
+
+@pytest.mark.parametrize(("link", "field", "told"), PROBLEMS)
 def test_what_can_not_be_is_one_sentence_at_its_field(link: str, field: str, told: str) -> None:
     problems = problems_of(link)
     assert list(problems) == [field] and told in problems[field]
@@ -127,7 +120,7 @@ def test_what_can_not_be_is_one_sentence_at_its_field(link: str, field: str, tol
 
 def test_what_just_fits_is_no_problem() -> None:
     fit(f"model=paper&tokens=4&blocks=128&prompt={'a+' * 59}")
-    fit("prompt=copy:+red+->&prompt=count:+23+to+31+->&tokens=8&tokens=24&blocks=8")
+    fit(f"{TWO}&blocks=8")
 
 
 def test_all_problems_are_told_at_once() -> None:
