@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# The texts on the screen whose contrast to what is behind them is below 4.5.
+# The texts on the screen whose contrast to what is behind them is below 4.5: of an article alone, if there is one, and
+# with those of the picture of packages in docs/.
 CONTRAST = """() => {
   const parse = c => {
     const m = c.match(/[\\d.]+/g).map(Number);
@@ -17,24 +18,27 @@ CONTRAST = """() => {
   const back = el => {
     for (let e = el; e; e = e.parentElement) {
       const c = parse(getComputedStyle(e).backgroundColor);
-      if (c.a) return c;
+      if (c.a === 1) return c;
     }
     return {r: 255, g: 255, b: 255, a: 1};
   };
   const bad = [];
   const look = (el) => {  // what is hidden is left out with all that is in it
-    if (el.hidden || el.tagName === "svg" || el.matches(".view:not(.current)")) return;
-    if ([...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) {
+    const svg = el.closest("svg");
+    if (el.hidden || svg && !svg.closest(".house") || el.matches(".view:not(.current)")) return;
+    if ((!svg || el.tagName === "text") && [...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) {
       const style = getComputedStyle(el), box = el.getBoundingClientRect();
-      if (style.visibility !== "hidden" && box.width) {
-        const a = lum(parse(style.color)), b = lum(back(el));
+      if (style.visibility !== "hidden" && style.opacity > 0 && box.width) {
+        const rect = svg && el.parentElement.querySelector("rect");
+        const ground = rect ? parse(getComputedStyle(rect).fill) : back(svg || el);
+        const a = lum(parse(svg ? style.fill : style.color)), b = lum(ground);
         const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
         if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
       }
     }
     for (const child of el.children) look(child);
   };
-  look(document.body);
+  look(document.querySelector("article") || document.body);
   return bad;
 }"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -58,6 +59,11 @@ WORKING = [
     ("{{ '%s-%03d' % ('a', 7) }}{{ '{:>3}|{}'.format('x', 1) }}{{ 'ab' | indent(2, true) }}", "a-007  x|1  ab"),
     ("{% if strftime_now is defined %}clock{% endif %}", "clock"),
     ("{{ dict(a=1).items() | list }}{% for i in range(3) %}{{ i }}{% endfor %}", "[('a', 1)]012"),
+    # nothing is seen of the machinery
+    *(
+        ("{{ " + hidden + " }}", "")
+        for hidden in ("range.args", "raise_exception.__globals__", "'x' | attr('__class__')")
+    ),
     ("{% set messages = messages[1:] %}{{ messages | length }}{{ messages[::-1][0].content }}", "3{{ 1 }} 🙂"),
 ]
 
@@ -110,11 +116,6 @@ def test_an_address_that_was_given_is_text_like_any_other() -> None:
     assert rendered("at 0x12 {{ messages[0].content }}", [{"role": "user", "content": "at 0xFf"}]) == "at 0x12 at 0xFf"
 
 
-@pytest.mark.parametrize("hidden", ["range.args", "raise_exception.__globals__", "'x' | attr('__class__')"])
-def test_a_template_sees_nothing_of_the_machinery(hidden: str) -> None:
-    assert rendered("{{ " + hidden + " }}") == ""
-
-
 def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.5")
     with pytest.raises(TokenizerError, match=r"jinja2 3\.1\.5: .* expected at least 3\.1\.6"):
@@ -128,6 +129,7 @@ def called(arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
 
 
+DEEP: Any = functools.reduce(lambda inner, _: [inner], range(10_000), [])
 BAD_MESSAGES: list[tuple[Any, str]] = [
     ([], "messages: [], expected at least one"),
     ("hi", "messages: 'hi', expected a list"),
@@ -141,6 +143,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": "x", "name": {1, 2}}], "messages[0].name: {1, 2}, expected values of JSON"),
     ([{"role": "user", "content": "x", "score": float("nan")}], "messages[0].score: nan, expected values of JSON"),
     ([{"role": "user", "content": "x", 3: {4}}], "messages[0].3: {4}, expected values of JSON"),
+    ([{"role": "user", "content": "", "x": DEEP}], "messages[0].x: ... expected values of JSON"),
     ([{"role": "assistant", "tool_calls": "f"}], "messages[0].tool_calls: 'f', expected a list"),
     ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]: {}, expected a function"),
     ([{"role": "user", "content": "\ud800"}], "messages[0].content: '\\ud800', expected values of JSON, in valid Un"),
@@ -168,16 +171,9 @@ BAD_PROMPTS += [(TALK, options, text) for options, text in BAD_OPTIONS]
 @pytest.mark.parametrize(("messages", "options", "fragment"), BAD_PROMPTS)
 def test_a_bad_message_tool_or_option_is_named(messages: Any, options: dict[str, Any], fragment: str) -> None:
     """In less than 300 characters."""
-    with pytest.raises(RequestError, match=rf"^(?=.{{,299}}\Z).*{re.escape(fragment)}"):
+    pattern = ".*".join(map(re.escape, fragment.split("... ")))
+    with pytest.raises(RequestError, match=rf"^(?=.{{,299}}\Z).*{pattern}"):
         rendered(PLAIN_TEMPLATE, messages, **options)
-
-
-def test_nesting_of_ten_thousand_is_no_prompt() -> None:
-    deep: Any = []
-    for _ in range(10_000):
-        deep = [deep]
-    with pytest.raises(RequestError, match=r"messages\[0\]\.x: .*expected values of JSON"):
-        rendered(PLAIN_TEMPLATE, [{"role": "user", "content": "", "x": deep}])
 
 
 def test_the_callers_messages_and_tools_stay_as_they_are() -> None:
@@ -212,29 +208,25 @@ def test_the_jinja_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
     assert render_chat(load_chat(tmp_path, "<s>"), TALK) == "new <b>"
 
 
-BAD_SETTINGS = [
-    ({"chat_template": 3}, "chat_template: 3"),
-    ({"chat_template": [{"name": "default", "template": "d"}]}, "chat_template: [{'name': 'default'"),
-    ({"chat_template": "x" * (2**20 + 1)}, "expected a string of at most 1048576 characters"),
-    ({"bos_token": 3}, "'bos_token': 3, expected a string"),
-    ({"bos_token": {"text": "x"}}, "expected a string or an object with content"),
+SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+BAD_FILES = [
+    (SETTINGS, b'{"chat_template": 3}', "chat_template: 3"),
+    (SETTINGS, b'{"chat_template": [{"name": "default", "template": "d"}]}', "chat_template: [{'name': 'default'"),
+    (SETTINGS, b'{"chat_template": "%s"}' % (b"x" * (2**20 + 1)), "expected a string of at most 1048576 characters"),
+    (SETTINGS, b'{"bos_token": 3}', "'bos_token': 3, expected a string"),
+    (SETTINGS, b'{"bos_token": {"text": "x"}}', "expected a string or an object with content"),
+    (TEMPLATE, b"\xff", ""),
+    (TEMPLATE, b" " * (2**20 + 1), ""),
 ]
 
 
-@pytest.mark.parametrize(("settings", "fragment"), BAD_SETTINGS)
+@pytest.mark.parametrize(("name", "content", "fragment"), BAD_FILES)
 def test_bad_chat_settings_are_refused_by_the_name_of_their_file(
-    tmp_path: Path, settings: dict[str, object], fragment: str
+    tmp_path: Path, name: str, content: bytes, fragment: str
 ) -> None:
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(settings))
+    path = tmp_path / name
+    path.write_bytes(content)
     with pytest.raises(TokenizerError, match=rf"^{path}: .*{re.escape(fragment)}"):
-        load_chat(tmp_path, "")
-
-
-@pytest.mark.parametrize("content", [b"\xff", b" " * (2**20 + 1)])
-def test_a_template_file_that_is_not_a_text_of_one_mebibyte_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: "):
         load_chat(tmp_path, "")
 
 

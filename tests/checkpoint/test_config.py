@@ -28,16 +28,20 @@ SIXTEEN = [2, 5, 8, 10, 12, 14]
 THIRTY = [2, 5, 9, 13, 17, 21, 24, 27]
 FOURTEEN = [2, 4, 6, 8, 10, 12]
 A1B = [2, 6, 10, 14, 18, 21]
+DENSE_KEYS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "full_attn_idxs")
+DENSE_KEYS += ("block_ff_dim", "block_auto_adjust_ff_dim")
 PUBLISHED = [
-    # hidden, heads, kv heads, layers, attention layers, raw width, adjust, effective width, parameters
+    # values of these keys, effective width, parameters
     pytest.param((1024, 16, 8, 16, SIXTEEN, 6656, True, 4608, 354_483_968), id="LFM2-350M"),
     pytest.param((1536, 24, 8, 16, SIXTEEN, 10240, True, 6912, 742_489_344), id="LFM2-700M"),
     pytest.param((2048, 32, 8, 16, SIXTEEN, 12288, True, 8192, 1_170_340_608), id="LFM2-1.2B"),
     pytest.param((2048, 32, 8, 30, THIRTY, 10752, False, 10752, 2_569_272_320), id="LFM2-2.6B"),
     pytest.param((1024, 16, 8, 14, FOURTEEN, 2560, False, 2560, 229_693_184), id="LFM2.5-230M"),
 ]
+SPARSE_KEYS = ("num_hidden_layers", "full_attn_idxs", "intermediate_size", "num_experts", "moe_intermediate_size")
+SPARSE_KEYS += ("vocab_size", "rope_theta")
 PUBLISHED_MIXTURES = [
-    # layers, attention layers, dense width, experts, their width, vocabulary, theta; parameters, those of one token
+    # values of these keys, parameters, those of one token
     pytest.param((24, A1B, 7168, 32, 1792, 65536, 1e6, 8_339_929_856, 1_557_740_288), id="LFM2-8B-A1B"),
     pytest.param((24, A1B, 7168, 32, 1792, 128000, 5e6, 8_467_856_128, 1_685_666_560), id="LFM2.5-8B-A1B"),
     pytest.param(
@@ -48,38 +52,21 @@ PUBLISHED_MIXTURES = [
 
 @pytest.mark.parametrize("published", PUBLISHED)
 def test_published_models_have_their_effective_width_and_parameter_count(published: tuple[Any, ...]) -> None:
-    hidden, heads, kv, layers, attention, raw_width, adjust, width, count = published
-    raw = {
-        "model_type": "lfm2",
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "num_hidden_layers": layers,
-        "full_attn_idxs": attention,
-        "block_ff_dim": raw_width,
-        "block_auto_adjust_ff_dim": adjust,
-    }
-    config = parse_config(raw, "config.json")
+    *values, width, count = published
+    raw = dict(zip(DENSE_KEYS, values, strict=True))
+    config = parse_config({"model_type": "lfm2", **raw}, "config.json")
     assert (config.feed_forward_size, config.head_dim, config.vocab_size) == (width, 64, 65536)
-    assert [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"] == attention
+    attention = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
+    assert attention == raw["full_attn_idxs"]
     assert parameter_count(config) == count
 
 
 @pytest.mark.parametrize("published", PUBLISHED_MIXTURES)
 def test_published_mixtures_have_their_parameter_counts(published: tuple[Any, ...]) -> None:
-    layers, attention, width, experts, inner, vocabulary, theta, count, active = published
-    raw = {
-        "model_type": "lfm2_moe",
-        "num_hidden_layers": layers,
-        "layer_types": ["full_attention" if i in attention else "conv" for i in range(layers)],
-        "intermediate_size": width,
-        "num_experts": experts,
-        "moe_intermediate_size": inner,
-        "vocab_size": vocabulary,
-        "rope_theta": theta,
-    }
-    config = parse_config(raw, "config.json")
-    assert (config.feed_forward_size, config.rope_theta) == (width, theta)
+    *values, count, active = published
+    raw = dict(zip(SPARSE_KEYS, values, strict=True))
+    config = parse_config({"model_type": "lfm2_moe", **raw}, "config.json")
+    assert (config.feed_forward_size, config.rope_theta) == (raw["intermediate_size"], raw["rope_theta"])
     assert (parameter_count(config), parameter_count(config, active=True)) == (count, active)
 
 
@@ -250,19 +237,17 @@ REFUSALS = [
     ({"num_attention_heads": 16, "num_key_value_heads": 2}, "head_dim: 1"),
     ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
     ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
-    ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
-    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
-    ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
+    *(
+        ({"architectures": [name]}, f"architectures: {name!r}, expected one of Lfm2ForCausalLM")
+        for name in ("Lfm2BidirectionalForMaskedLM", "ColBERTLfm2Model", "Lfm2Model")
+    ),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
     ({"architectures": None, "auto_map": {"AutoModel": "colbert.ColBERTLfm2Model"}}, "auto_map: {'AutoModel': 'colb"),
     ({"architectures": [], "auto_map": {"AutoModel": "encoder.Lfm2BidirectionalModel"}}, "beside it"),
-    ({"conv_dim": 8}, "conv_dim: 8, expected hidden_size=16"),
-    ({"conv_dim_out": 8}, "conv_dim_out: 8, expected hidden_size=16"),
-    ({"block_dim": 8}, "block_dim: 8, expected hidden_size=16"),
+    *(({key: 8}, f"{key}: 8, expected hidden_size=16") for key in ("conv_dim", "conv_dim_out", "block_dim")),
     ({"num_heads": 8}, "num_heads: 8, expected num_attention_heads=4"),
     ({"num_layers": 3}, "num_layers: 3, expected num_hidden_layers=2"),
-    ({"block_norm_eps": 1e-6}, "block_norm_eps: 1e-06, expected norm_eps=1e-05"),
-    ({"rms_norm_eps": 1e-6}, "rms_norm_eps: 1e-06, expected norm_eps=1e-05"),
+    *(({key: 1e-6}, f"{key}: 1e-06, expected norm_eps=1e-05") for key in ("block_norm_eps", "rms_norm_eps")),
 ]
 NOT_OF_LFM2 = [
     *("topk_method", "n_group", "topk_group", "scoring_func", "num_shared_experts", "n_routed_experts", "norm_topk"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_checks import CONTRAST
 
 pytestmark = pytest.mark.browser
 
@@ -52,37 +53,6 @@ def test_the_search_finds_from_disk(page: Any, built: Path) -> None:
     page.wait_for_selector(".search-summary")
     assert page.query_selector_all("#search-results ul.search li a") == []
     assert page.complaints == []
-
-
-CONTRAST = """() => {
-  const parse = c => {
-    const m = c.match(/[\\d.]+/g).map(Number);
-    return {r: m[0], g: m[1], b: m[2], a: m.length > 3 ? m[3] : 1};
-  };
-  const lum = c => [c.r, c.g, c.b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-  const back = el => {
-    for (let e = el; e; e = e.parentElement) {
-      const c = parse(getComputedStyle(e).backgroundColor);
-      if (c.a === 1) return c;
-    }
-    return {r: 255, g: 255, b: 255, a: 1};
-  };
-  const bad = [];
-  for (const el of document.querySelectorAll("article *, .house text")) {
-    const svg = el.closest("svg");
-    if (svg && !(svg.closest(".house") && el.tagName === "text")) continue;
-    if (![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-    const style = getComputedStyle(el), box = el.getBoundingClientRect();
-    if (style.visibility === "hidden" || style.opacity < 1 || box.width < 2) continue;
-    const rect = svg && el.parentElement.querySelector("rect");
-    const ground = rect ? parse(getComputedStyle(rect).fill) : back(svg || el);
-    const a = lum(parse(svg ? style.fill : style.color)), b = lum(ground);
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
-  }
-  return bad;
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

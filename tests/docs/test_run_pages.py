@@ -1,4 +1,5 @@
-"""That a page whose blocks are not what they say is found, and what the blocks' comments mean."""
+"""That a page whose blocks are not what they say is found, and what the blocks' comments mean. Then, every command and
+every piece of code in README and docs/ does what the page shows: pytest -m docs tests/docs."""
 
 from __future__ import annotations
 
@@ -165,3 +166,18 @@ def test_a_picture_is_the_one_that_a_command_of_the_page_draws(tmp_path: Path) -
     assert run(tmp_path, PICTURE)[0] == 1
     status, message, _ = run(tmp_path, PICTURE.replace(" > curve.svg", ""), "--write")
     assert status == 1 and "pictures/curve.svg" in message
+
+
+LONG = (  # take 20 seconds and more, and begin first
+    *("learn/6-cost.md", "engine/5-property-suite.md", "engine/14-schedulers.md"),
+    *("engine/15-rollouts.md", "engine/18-simulate.md", "engine/11-compare.md"),
+)
+PAGES = sorted(run_pages.pages(), key=lambda page: page not in [run_pages.DOCS / name for name in LONG])
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(run_pages.CHECKOUT)))
+def test_the_page_shows_what_happens(page: Path) -> None:
+    done = subprocess.run([sys.executable, run_pages.__file__, str(page)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)  # what was not run, and why

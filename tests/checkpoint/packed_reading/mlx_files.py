@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import Stored, raw_config, raw_mixture, safetensors_bytes, stored
-from packed_values import drawn_bits, packed
+from builders import Stored, raw_config, raw_mixture, safetensors_bytes
+from packed_values import Made, drawn_bits, packed, quantised_model
 
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.truth.config import ModelConfig
-from lfm2np.truth.layers import expected_tensors
 
 DENSE: dict[str, object] = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 40}
 SPARSE: dict[str, object] = {**DENSE, "moe_intermediate_size": 64}
@@ -84,17 +83,14 @@ def quantised_tensors(
     others: Mapping[str, tuple[str, int, int] | None] | None = None,
 ) -> dict[str, Stored]:
     """Every matrix quantised, all else random near 1; `others` by the end of a module's name in ours, None: plain."""
-    tensors: dict[str, Stored] = {}
-    random = np.random.default_rng(seed)
-    for name, shape in expected_tensors(config).items():
-        override = next((other for end, other in (others or {}).items() if name.endswith(f"{end}.weight")), form)
-        if len(shape) == 2 and override is not None:
-            part = quantised_matrix(name, shape, override, dtype, int(random.integers(2**31)), exponents)
-        else:
-            size = 0.1 if len(shape) == 2 or "bias" in name else 1.0
-            part = {name: stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)}
-        tensors |= part
-    return theirs(tensors, config)
+    ends = others or {}
+
+    def quantised(module: str, shape: tuple[int, int], seed: int) -> Made:
+        own = next((other for end, other in ends.items() if other and module.endswith(end)), form)
+        return quantised_matrix(f"{module}.weight", shape, own, dtype, seed, exponents), {}
+
+    plain = tuple(end for end, other in ends.items() if other is None)
+    return theirs(quantised_model(config, quantised, dtype, plain, seed)[0], config)
 
 
 def theirs(tensors: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:

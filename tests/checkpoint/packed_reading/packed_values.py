@@ -7,7 +7,7 @@ not after the code that is tested.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -106,3 +106,15 @@ def quantised_model(
 def as_stored(bits: np.ndarray, dtype: str) -> np.ndarray:
     """As stored.DTYPES has it."""
     return bits.view({"F16": "<f2", "F32": "<f4"}.get(dtype, bits.dtype.str))
+
+
+def called(name: str, gate: str = "g_proj") -> str:
+    """As transformers names an LFM3's modules, not taken from the code that is tested."""
+    theirs = {"out_proj": "o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm", "g_proj": gate}
+    for ours, name_in_file in theirs.items():
+        name = name.replace(f"self_attn.{ours}.", f"self_attn.{name_in_file}.")
+    return name
+
+
+def in_files(tensors: Mapping[str, Stored], gate: str = "g_proj") -> dict[str, Stored]:
+    return {called(name, gate): tensor for name, tensor in tensors.items()}

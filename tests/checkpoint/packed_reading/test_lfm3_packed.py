@@ -15,6 +15,7 @@ import pytest
 import test_directories
 from builders import Stored, stored
 from mlx_files import config_of, write
+from packed_values import in_files
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
@@ -38,18 +39,6 @@ MLX = ("affine", 4, 32)
 FORMS = ("affine-4bit-g32", "int4-g32", "float8-channel", "gptq-4bit-g32", "awq-4bit-g32")
 every_form = pytest.mark.parametrize("name", FORMS)
 Tensors = dict[str, Stored]
-
-
-def called(name: str, gate: str = "g_proj") -> str:
-    """As transformers names an LFM3's modules, not taken from the code that is tested."""
-    theirs = {"out_proj": "o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm", "g_proj": gate}
-    for ours, name_in_file in theirs.items():
-        name = name.replace(f"self_attn.{ours}.", f"self_attn.{name_in_file}.")
-    return name
-
-
-def in_files(tensors: Mapping[str, Stored], gate: str = "g_proj") -> Tensors:
-    return {called(name, gate): tensor for name, tensor in tensors.items()}
 
 
 def made(name: str, config: ModelConfig) -> tuple[dict[str, Any], Tensors]:
@@ -181,12 +170,7 @@ def test_settings_in_text_config_are_those_of_the_language_model(tmp_path: Path)
 
 DAMAGE = [  # a tensor that is taken out, what stands there instead, and what is named
     ("affine-4bit-g32", f"{OUT}.scales", None, r"missing .*2\.self_attn\.o_proj\.scales, expected it from dtype U32"),
-    (
-        "affine-4bit-g32",
-        f"{GATE}.biases",
-        None,
-        r"missing .*1\.self_attn\.g_proj\.biases, expected it from quantizatio",
-    ),
+    (FORMS[0], f"{GATE}.biases", None, r"missing .*1\.self_attn\.g_proj\.biases, expected it from quantization"),
     ("int4-g32", f"{OUT}.weight_scale", None, r"missing .*2\.self_attn\.o_proj\.weight_scale, expected"),
     ("gptq-4bit-g32", f"{OUT}.qzeros", None, r"missing .*2\.self_attn\.o_proj\.qzeros, expected"),
     ("gptq-4bit-g32", f"{OUT}.qweight", f"{OUT}.qweight", r"2\.self_attn\.o_proj\.qweight: shape \(4, 64\)"),

@@ -18,6 +18,7 @@ TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 CHECK = "check lfm2np.teaching.tutorial:right --cases short-prompts"
 VET = "vet http://127.0.0.1:9 --candidate a=nowhere"
 ROLLOUTS = f"rollouts {lfm2np.trained_fixture().parent / 'rollouts' / 'planted_pack.jsonl'}"
+DRAFTING = "generate --prompt a --speculative draft"
 SMALL = "simulate poisson:prompt=100,output=1-40,requests=60 --rate 5"
 MANY = f"{SMALL} --sweep policy=fcfs,static --sweep rate=2,8"
 LATE = [  # only the engine, or the reference, can tell
@@ -32,11 +33,13 @@ LATE = [  # only the engine, or the reference, can tell
 FILES = {
     "TWO": '{"prompt": "a"}\n{"prompt": "ab"}',
     "TWICE": '{"prompt": "ab", "request_id": "1"}\n{"prompt": "ab"}',
-    "EMPTY": "",
+    "empty.jsonl": "",
+    "TEXT": "hello\n",
     "plain.jsonl": '{"at":0,"prompt_tokens":3,"output_tokens":1}',
     "r.html": '{"prompt": "a"}',
     "bad.jsonl": '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [1]}',
 }
+HOWS = ("--replay", "--terminal")
 REFUSED: list[tuple[str, int, str]] = [
     # MODEL: the tiny checkpoint of 300 tokens
     *((f"generate --model MODEL {words}", 2, named) for words, named in LATE),
@@ -94,13 +97,9 @@ REFUSED: list[tuple[str, int, str]] = [
     ("generate --prompt a --speculative ngram --num-speculative-tokens 0", 2, "num_speculative_tokens 0"),
     ("generate --prompt a --speculative ngram --draft-model x", 2, "--draft-model goes with --speculative draft"),
     ("generate --prompt a --draft-sampling random", 2, "--draft-sampling goes with --speculative draft"),
-    ("generate --prompt a --speculative draft --draft-model /nowhere", 3, "/nowhere"),
-    (
-        f"generate --prompt a --speculative draft --draft-model {TORTURE / 'wide_heads'}",
-        3,
-        "vocab_size 79, expected 512",
-    ),
-    (f"generate --prompt a --speculative draft --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
+    (f"{DRAFTING} --draft-model /nowhere", 3, "/nowhere"),
+    (f"{DRAFTING} --draft-model {TORTURE / 'wide_heads'}", 3, "vocab_size 79, expected 512"),
+    (f"{DRAFTING} --model {lfm2np.trained_fixture()}", 2, "needs a --draft-model"),
     *(
         (f"{command} {name} 1", 2, f"{name} goes with --policy waiting-served")
         for name in ("--waiting-served-ratio", "--max-waiting-tokens")
@@ -133,11 +132,12 @@ REFUSED: list[tuple[str, int, str]] = [
     *((f"score --requests TWO --workers {at}", 2, f"'{at}': expected a number") for at in ("-1", "1.5", "tcp:", "h:1")),
     ("score --requests TWO --save f --numerics float32", 2, "numerics float32, expected exact"),
     ("score --requests TWO --workers tcp://h:1", 2, "needs the extra `dask`: pip install 'lfm2np[dask]'"),
+    ("generate --requests TWICE", 2, "two requests have one request_id, or one is named like a sample: '1'"),
     ("score --requests TWICE", 2, "two requests have one request_id: '1'"),
-    ("score --requests EMPTY", 2, "no requests, expected one JSON object a line"),
+    *((f"{name} --requests empty.jsonl", 2, "no requests, expected one JSON obj") for name in ("generate", "score")),
     ("score --merge nowhere -o x --model MODEL", 2, "no such file"),
-    ("score --merge EMPTY -o x --model MODEL", 2, "no results"),
-    ("score --merge EMPTY -o x --completion-ids 1", 2, "--completion-ids: is not used by --merge"),
+    ("score --merge empty.jsonl -o x --model MODEL", 2, "no results"),
+    ("score --merge empty.jsonl -o x --completion-ids 1", 2, "--completion-ids: is not used by --merge"),
     # of the others
     *((f"compare a b --report {each}", 2, ".html or .xml, each once") for each in ("r.htm", "r.xml --report ./r.xml")),
     ("rollouts missing.jsonl", 3, "missing.jsonl"),
@@ -145,6 +145,9 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"{ROLLOUTS} --sample 0", 3, "--sample 0"),
     (f"{ROLLOUTS} --trainer-format fp16", 3, "--trainer-format: format 'fp16'"),
     ("draw missing.jsonl -o x.html", 2, "RequestError: missing.jsonl: does not exist"),
+    # pinned: 1 of a replay, 2 of `draw`
+    *((f"draw {name} {how}", 3, "TraceError: ") for name, how in product(("empty.jsonl", "TEXT", "TWO"), HOWS)),
+    ("check empty.jsonl", 3, "empty.jsonl: no answers, expected "),
     ("draw --demo -o x.html --step 1", 2, "--step goes with --terminal"),
     ("draw missing.jsonl --terminal --model MODEL", 2, "--model goes with --demo"),
     ("simulate", 2, "expected a trace or --fit"),
@@ -218,16 +221,6 @@ def test_a_bad_line_of_requests_is_named(tmp_path, model, failure, command, line
     assert code == 2 and f"{file}, line 2: " in error and named in error
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [("", "no requests"), ('{"prompt": "a", "request_id": "x"}\n{"prompt": "a", "request_id": "x"}', "one request_id")],
-)
-def test_a_file_of_no_or_equal_requests_is_refused(tmp_path, failure, content, named):
-    (tmp_path / "requests.jsonl").write_text(content)
-    code, error = failure("generate", "--requests", str(tmp_path / "requests.jsonl"))
-    assert code == 2 and named in error
-
-
 WRITTEN = {  # a command with what it needs, and its option for a file
     *product(["check x:y", "vet x.jsonl --candidate a=b", "compare a b"], ["--report", "--save"]),
     *product(["simulate"], ["--curve", "--output", "--report"]),
@@ -244,19 +237,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path,
     for path, why in {**refused, Path("/proc/x.html"): "can't be written"}.items():
         code, line = failure(*words.split(), option, str(path))
         assert code in (2, 3) and f"{path}: " in line and why in line
-
-
-def test_a_file_that_is_no_trace_can_not_be_read(tmp_path, failure):
-    """Pinned: 1 of a replay, 2 of `draw`."""
-    trace = tmp_path / "trace.jsonl"
-    for content in ("", "hello\n", '{"a": 1}\n'):
-        trace.write_text(content)
-        for words in (["draw", str(trace), "--replay"], ["draw", str(trace), "--terminal"]):
-            code, line = failure(*words)
-            assert code == 3 and line.startswith("lfm2np: TraceError: ")
-    trace.write_text("")
-    code, line = failure("check", str(trace))
-    assert code == 3 and "trace.jsonl: no answers, expected " in line
 
 
 def test_a_defect_of_a_checkpoint_is_one_line_and_exit_code_3(model, failure):
@@ -278,20 +258,17 @@ def test_a_dangling_link_is_not_an_absent_file(model, failure, name):
     assert code == 3 and f"{name}: does not exist" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("LFM2-350M", "hf download LiquidAI/LFM2-350M --local-dir LFM2-350M"),
-        ("my models/LFM2-8B-A1B", "hf download LiquidAI/LFM2-8B-A1B --local-dir 'my models/LFM2-8B-A1B'"),
-        ("LFM2.5-1.2B-Instruct", "hf download LiquidAI/LFM2.5-1.2B-Instruct --local-dir LFM2.5-1.2B-Instruct"),
-        (
-            "x/LFM2-350M-Q4_K_M.gguf",
-            "hf download LiquidAI/LFM2-350M-GGUF LFM2-350M-Q4_K_M.gguf --local-dir x",
-        ),
-        ("my-model", None),
-        ("LFM2-350M-4bit", None),  # not by Liquid AI
-    ],
-)
+FETCHED = [
+    ("LFM2-350M", "hf download LiquidAI/LFM2-350M --local-dir LFM2-350M"),
+    ("my models/LFM2-8B-A1B", "hf download LiquidAI/LFM2-8B-A1B --local-dir 'my models/LFM2-8B-A1B'"),
+    ("LFM2.5-1.2B-Instruct", "hf download LiquidAI/LFM2.5-1.2B-Instruct --local-dir LFM2.5-1.2B-Instruct"),
+    ("x/LFM2-350M-Q4_K_M.gguf", "hf download LiquidAI/LFM2-350M-GGUF LFM2-350M-Q4_K_M.gguf --local-dir x"),
+    ("my-model", None),
+    ("LFM2-350M-4bit", None),  # not by Liquid AI
+]
+
+
+@pytest.mark.parametrize(("name", "command"), FETCHED)
 def test_how_a_published_checkpoint_is_fetched(name, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as error:

@@ -54,6 +54,8 @@ def test_settings_are_lists_and_ranges() -> None:
         "prefix_caching": [True, False],
     }
     assert len(scenarios(scenario(), settings)) == 2 * 4 * 2, "of neither policy the ratio is read"
+    many = ["num_blocks=1000:1064", "rate=1:9", "watermark=0.1:0.9", "max_num_seqs=1:1000", "block_size=1:1000"]
+    assert scenarios(scenario(), read_settings(many))
 
 
 def test_a_policy_that_does_not_read_a_setting_appears_once() -> None:
@@ -64,26 +66,20 @@ def test_a_policy_that_does_not_read_a_setting_appears_once() -> None:
     assert [line.split()[:2] for line in lines if line.split()[:1] == ["fcfs"]] == [["fcfs", "-"]]
 
 
-@pytest.mark.parametrize(
-    "texts, named",
-    [
-        (["policy"], "'policy'"),
-        (["policy=fcfs", "policy=static"], "given twice"),
-        (["num_blocks=8:4"], "'8:4'"),
-        (["num_block=8"], "'num_block'"),
-        (["policy=fcfs,best"], "'best'"),
-        (["rate=0"], "rate 0"),
-        (["num_blocks=1000:1064", "rate=1:9", "watermark=0.1:0.9", "max_num_seqs=1:1000", "block_size=1:1000"], None),
-        (
-            ["num_blocks=" + ",".join(map(str, range(1, 202))), "max_num_seqs=" + ",".join(map(str, range(1, 52)))],
-            "10000",
-        ),
-    ],
-)
-def test_settings_that_can_not_be_are_refused_before_anything_runs(texts: list[str], named: str | None) -> None:
-    if named is None:
-        assert scenarios(scenario(), read_settings(texts))
-        return
+TOO_MANY = [f"num_blocks={','.join(map(str, range(1, 202)))}", f"max_num_seqs={','.join(map(str, range(1, 52)))}"]
+IMPOSSIBLE = [
+    (["policy"], "'policy'"),
+    (["policy=fcfs", "policy=static"], "given twice"),
+    (["num_blocks=8:4"], "'8:4'"),
+    (["num_block=8"], "'num_block'"),
+    (["policy=fcfs,best"], "'best'"),
+    (["rate=0"], "rate 0"),
+    (TOO_MANY, "10000"),
+]
+
+
+@pytest.mark.parametrize(("texts", "named"), IMPOSSIBLE)
+def test_settings_that_can_not_be_are_refused_before_anything_runs(texts: list[str], named: str) -> None:
     with pytest.raises(RequestError, match=named):
         scenarios(scenario(), read_settings(texts))
 
@@ -148,18 +144,21 @@ def test_memory_says_how_many_blocks_there_are() -> None:
 # --- capacity
 
 
-def test_the_capacity_of_a_server_with_one_slot_is_where_its_wait_reaches_the_target() -> None:
-    """M/D/1, a second a request: the mean time to the first token is 1 + rate / 2 (1 - rate), 2 s at a rate of 2/3."""
-    base = Scenario(
-        Traffic("poisson:prompt=4,output=1,requests=3000", seed=1),
+def one_slot(requests: int, seed: int = 0) -> Scenario:
+    """A second a request."""
+    return Scenario(
+        Traffic(f"poisson:prompt=4,output=1,requests={requests}", seed=seed),
         SchedulerConfig(8, max_num_seqs=1, prefix_caching=False),
         CostModel("a second a step", "none", ({"1": 1.0},)),
     )
-    found = capacity(base, Target("ttft", "mean", 2.0))
+
+
+def test_the_capacity_of_a_server_with_one_slot_is_where_its_wait_reaches_the_target() -> None:
+    """M/D/1, a second a request: the mean time to the first token is 1 + rate / 2 (1 - rate), 2 s at a rate of 2/3."""
+    found = capacity(one_slot(3000, seed=1), Target("ttft", "mean", 2.0))
     assert found["rate"] == pytest.approx(2 / 3, rel=0.07)
     assert found["value"] <= 2.0
-    few = base.with_setting("max_num_seqs", 2)
-    few = replace(few, traffic=Traffic("poisson:prompt=4,output=1,requests=9"))
+    few = one_slot(9).with_setting("max_num_seqs", 2)
     nothing = {"rate": 0.0, "value": None, "lost": None, "rests_on": "", "runs": 17}
     assert capacity(few, Target("ttft", "mean", 0.5)) == nothing
 
@@ -167,12 +166,7 @@ def test_the_capacity_of_a_server_with_one_slot_is_where_its_wait_reaches_the_ta
 @pytest.mark.parametrize("requests", [100, 500])
 def test_a_capacity_is_not_far_above_what_the_server_can_compute_in_a_short_trace_either(requests: int) -> None:
     """One request a second at most: 1.4 and 1.2 were found, where it is unclear whether the queue grows."""
-    base = Scenario(
-        Traffic(f"poisson:prompt=4,output=1,requests={requests}"),
-        SchedulerConfig(8, max_num_seqs=1, prefix_caching=False),
-        CostModel("a second a step", "none", ({"1": 1.0},)),
-    )
-    assert 0.8 < capacity(base, Target("ttft", "p99", 1e6))["rate"] < 1.1
+    assert 0.8 < capacity(one_slot(requests), Target("ttft", "p99", 1e6))["rate"] < 1.1
 
 
 def test_who_refuses_most_requests_is_not_first_and_how_many_is_said() -> None:
@@ -200,11 +194,8 @@ def test_a_capacity_is_said_in_one_line_a_configuration_the_highest_first() -> N
     found = [capacity(each, target) for _, each in chosen]
     report = capacity_report(base, target, [each for each, _ in chosen], found)
     lines = [finding.words for finding in report.findings]
-    assert (
-        len(lines) == 4
-        and lines[0].startswith("fcfs, max_num_seqs 16: ")
-        and "requests a second (TTFT P99 " in lines[0]
-    )
+    assert len(lines) == 4 and lines[0].startswith("fcfs, max_num_seqs 16: ")
+    assert "requests a second (TTFT P99 " in lines[0]
     rates = [each["rate"] for each in report.figures["capacities"]]
     assert rates == sorted(rates, reverse=True)
     best = scenarios(base, {"policy": ["fcfs"], "max_num_seqs": [16]})[0][1]

@@ -35,9 +35,9 @@ PLAIN = """{"at": 0, "prompt_tokens": 300, "output_tokens": 40}
 """
 
 
-def arrivals_of(folder: Path, text: str, **more: object) -> list[Arrival]:
+def arrivals_of(folder: Path, text: str | bytes, **more: object) -> list[Arrival]:
     path = folder / f"{len(list(folder.iterdir()))}.trace"  # a file is read once: each has its name
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return list(Traffic(str(path), **more).arrivals())  # type: ignore[arg-type]
 
 
@@ -111,6 +111,8 @@ def test_poisson_arrivals_have_their_rate_and_lengths_and_are_the_same_again() -
 @pytest.mark.parametrize(
     "text, named",
     [
+        (b"\xff\xfe", ".trace: can't be read"),
+        (b"\x1f\x8bgzip", ".trace: can't be read"),
         ("", "empty"),
         ("one two three\n", "'one two three'"),
         ("TIMESTAMP,ContextTokens\n", "GeneratedTokens"),
@@ -134,18 +136,9 @@ def test_poisson_arrivals_have_their_rate_and_lengths_and_are_the_same_again() -
         (PLAIN.replace('"at": 0,', '"at": true,'), ":1: at True"),
     ],
 )
-def test_what_is_wrong_in_a_trace_is_named(text: str, named: str, tmp_path: Path) -> None:
+def test_what_is_wrong_in_a_trace_is_named(text: str | bytes, named: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=rf"^{tmp_path}.*{re.escape(named)}.*\Z"):
         arrivals_of(tmp_path, text)
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"\x1f\x8bgzip"])
-def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(TraceError, match="trace: can't be read"):
-        Traffic(str(path)).arrivals()
 
 
 @pytest.mark.parametrize("source", ["poisson:rate=4", "poisson:requests=0", "poisson:prompt=9-3", "poisson:output=1~x"])

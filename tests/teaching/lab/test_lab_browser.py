@@ -99,18 +99,6 @@ def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
     assert lab.page.input_value("#blocks") == "8"
 
 
-def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
-    lab = Laboratory(browser, address, java_script_enabled=False)
-    lab.page.click(".more-settings summary")
-    lab.page.fill("#blocks", "12")
-    with lab.page.expect_navigation():
-        lab.page.click(".run")
-    assert lab.settings.blocks == 12
-    assert lab.page.is_visible("#pool")
-    assert lab.page.is_visible("#schedule")
-    lab.context.close()
-
-
 # --- what can't be run
 
 
@@ -195,6 +183,7 @@ def test_the_form_works_without_a_script(browser: Any, address: str) -> None:
             lab.page.keyboard.press("Enter")
         assert lab.page.inner_text("#verdict").startswith(sentence) and lab.settings.blocks == int(blocks)
         lab.page.locator("details.settings > summary").click()
+    assert lab.page.is_visible("#pool") and lab.page.is_visible("#schedule")
     assert not lab.complaints
     lab.context.close()
 

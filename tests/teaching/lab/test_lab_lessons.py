@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lessons as solutions  # fixtures/lessons.py
 import pytest
 
+from lfm2np.teaching.lab import lessons
 from lfm2np.teaching.lab.lessons import LESSONS, Again
 from lfm2np.teaching.lab.page import compute
 from lfm2np.teaching.lab.run import Verdict
@@ -21,6 +23,13 @@ pytestmark = pytest.mark.slow
 Change = Mapping[str, Any]
 COPIES = (Asked("copy: tivu zo sa ->", 0, 8), Asked("copy: zo sa zo sa zo sa zo sa ->", 0, 24))
 EASY = {"budget": 8, "policy": "prefill-first", "slots": 6}
+CROSSING = "convolution-crosses-requests"
+
+
+@pytest.fixture(scope="module")
+def again() -> Again:
+    """Runs without drawings, each once."""
+    return cache(lessons.again)
 
 
 def judged(number: int, change: Change, again: Again) -> Verdict:
@@ -60,11 +69,7 @@ WRONG = [  # {}: what the lesson starts from
     (4, {}, "Step 3 has 20 rows, expected at most 8."),
     (4, {"budget": 8}, "but request f has its first token 5 steps after it came, expected at most 3"),
     (4, {"budget": 8, "requests": prompts_of(4, 6, arrival=9)}, "The arrival of request a is 9, and has to stay 0"),
-    (
-        4,
-        EASY | {"fault": "convolution-crosses-requests"},
-        "fault is convolution-crosses-requests, and has to stay none",
-    ),
+    (4, EASY | {"fault": CROSSING}, f"fault is {CROSSING}, and has to stay none"),
     (5, {}, "With 9 blocks request c is preempted in step 4."),
     (5, {"blocks": 15}, "With 15 blocks nobody is preempted, but neither is with 14."),
     (5, {"blocks": 13}, "With 13 blocks request d is preempted in step 9."),

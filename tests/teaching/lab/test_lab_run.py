@@ -40,13 +40,7 @@ def texts_of(outcome: Outcome) -> list[str]:
     return ["".join(map(outcome.run.word, outcome.tokens[name])) for name in outcome.tokens]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        PAPER,
-        replace(DEFAULT, drafts=3, prefix_cache="off", budget=40),
-    ],
-)
+@pytest.mark.parametrize("settings", [PAPER, replace(DEFAULT, drafts=3, prefix_cache="off", budget=40)])
 def test_a_run_is_the_recorded_one(settings: Settings) -> None:
     of = chosen(settings.model)
     coming = [
@@ -182,20 +176,26 @@ def test_a_run_in_which_nobody_gets_a_token_is_told_and_not_drawn(monkeypatch: p
     assert status == 200 and "stopped after 20 steps" in page and 'id="pool"' not in page
 
 
-def test_the_leaking_step_is_the_first_in_which_a_request_begins_behind_another() -> None:
-    leaking = leaking_step(DEFAULT)
-    assert leaking is not None
-    assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 0, 10), ("b", 0, 2)]
-    assert leaking_step(replace(DEFAULT, slots=1)) is None
+TWICE = tuple(Asked("copy: tivu zo sa ->", arrival, 8) for arrival in (0, 2))
+CACHED = replace(DEFAULT, requests=TWICE, blocks=64, budget=40)  # with the cache the second begins at 8
+BEHIND = [("a", 10, 11), ("b", 0, 9)]
 
 
-def test_the_leaking_step_is_one_without_prefix_cache_drafts_and_fault() -> None:
-    twice = tuple(Asked("copy: tivu zo sa ->", arrival, 8) for arrival in (0, 2))
-    sound = replace(DEFAULT, requests=twice, blocks=64, budget=40)  # with the cache the second begins at 8
-    for settings in (sound, replace(sound, drafts=3, fault="single-token-step-has-no-state")):
-        leaking = leaking_step(settings)
-        assert leaking is not None
-        assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 10, 11), ("b", 0, 9)]
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        (DEFAULT, [("a", 0, 10), ("b", 0, 2)]),
+        (replace(DEFAULT, slots=1), None),
+        (CACHED, BEHIND),
+        (replace(CACHED, drafts=3, fault="single-token-step-has-no-state"), BEHIND),
+    ],
+)
+def test_the_leaking_step_is_the_first_in_which_a_request_begins_behind_another(
+    settings: Settings, shares: list[tuple[str, int, int]] | None
+) -> None:
+    """One without prefix cache, drafts and fault."""
+    leaking = leaking_step(settings)
+    assert (leaking and [(share.name, share.start, share.stop) for share in leaking.shares]) == shares
 
 
 def test_the_same_link_is_the_same_page() -> None:
