@@ -38,29 +38,42 @@ def test_scenarios_at_length_fit_the_model_and_the_memory():
     assert longest > 150
 
 
-@pytest.mark.night
-@pytest.mark.parametrize(("given_sizes", "chunk"), [({}, 30), ({"max_num_batched_tokens": 26}, 26)])
-def test_sizes_come_from_the_engine_and_what_is_given_goes_before(given_sizes: dict[str, int], chunk: int):
-    seen: list[tuple[dict[str, Any], int]] = []  # what an engine was made with, and the length of a prompt
+class Recording(adapters.Own):
+    """Keeps what it was made with and asked for."""
 
-    class Recording(adapters.Own):
-        sizes: ClassVar = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
+    seen: ClassVar[list[tuple[dict[str, Any], int]]] = []
 
-        def __init__(self, model: str, hints: dict[str, Any]) -> None:
-            super().__init__(adapters.load_once(Path(model)), hints)
-            self.hints = hints
+    def __init__(self, model: Any, sizes: dict[str, Any]) -> None:
+        super().__init__(model, sizes)
+        self.wishes = sizes
 
-        def generate(self, requests):
-            seen.extend([(self.hints, len(request.prompt_token_ids)) for request in requests])
-            return super().generate(requests)
+    def generate(self, requests):
+        Recording.seen.extend([(self.wishes, len(request.prompt_token_ids)) for request in requests])
+        return super().generate(requests)
 
-    result = run_property(by_id("equals-reference"), Recording, "ci", sizes=given_sizes)
+
+def run_recorded(given: dict[str, int], **attributes: Any) -> list[tuple[dict[str, Any], int]]:
+    Recording.seen.clear()
+    kind = type("Told", (Recording,), attributes)
+    result = run_property(
+        by_id("equals-reference"), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "ci", sizes=given
+    )
     assert result.status == "passed", result.message
-    long = [(hints, length) for hints, length in seen if length > 20]
-    assert {hints["block_size"] for hints, _ in long} == {20}
-    assert {hints["max_num_batched_tokens"] for hints, _ in long} == {chunk, chunk // 2 + 1}
-    assert 100 < max(length for _, length in long) <= 130
-    assert len(seen) > 3 * len(long)
+    return list(Recording.seen)
+
+
+@pytest.mark.night
+def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
+    engine_sizes = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
+    for seen, chunk in (
+        (run_recorded({}, sizes=engine_sizes), 30),
+        (run_recorded({"max_num_batched_tokens": 26}, sizes=engine_sizes), 26),
+    ):
+        long = [(wishes, length) for wishes, length in seen if length > 20]
+        assert {wishes["block_size"] for wishes, _ in long} == {20}
+        assert {wishes["max_num_batched_tokens"] for wishes, _ in long} == {chunk, chunk // 2 + 1}
+        assert 100 < max(length for _, length in long) <= 130
+        assert len(seen) > 3 * len(long)
 
 
 @pytest.mark.parametrize(
