@@ -24,6 +24,7 @@ from lfm2np.oracle.engines.target import Abilities, Played, Target
 from lfm2np.oracle.judging.constants import SOFT_CAP, Change, directions, with_scaled_queries
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
+from lfm2np.oracle.workloads import Writer, rounds
 from lfm2np.suite.adapters import Own
 
 PLENTY = {"num_blocks": 400}
@@ -150,6 +151,14 @@ def answered(target: Target, requests: Sequence[Request]) -> list[Pair]:
     """Their answers, sent together."""
     trace = Trace(tuple(requests))
     return target.play(trace).pairs(trace)
+
+
+def told(model: Model, engine: str, cases: Sequence[str] = ("short-prompts",)) -> list[Pair]:
+    """What a right engine says of all requests of some cases, one after another."""
+    target = Kept(engine, model.path)
+    target.probe()
+    requests = [request for trace in rounds(Writer(model.config, None, 1), cases) for request in trace.requests]
+    return [pair for request in requests for pair in answered(target, [request])]
 
 
 QUICK = ("short-prompts", "neighbours")  # cases

@@ -20,32 +20,22 @@ def tensors(matrices: list[str], norms: str) -> dict[str, StoredTensor]:
     return stored | {"model.embedding_norm.weight": StoredTensor("n", norms, np.zeros(2, np.uint16))}
 
 
-@pytest.mark.parametrize(
-    ("matrices", "norms", "is_gguf", "is_told", "engine", "expected", "words"),
-    [
-        (
-            ["Q6_K", "Q4_K", "Q4_K"],
-            "F32",
-            True,
-            False,
-            "llama.cpp dialect, version b1",
-            "q8",
-            "weights are Q4_K",
-        ),
-        (["Q8_0"], "F32", True, False, "an engine of my own", "q8", "so llama.cpp is assumed; the weights are Q8_0"),
-        (["BF16"], "F32", False, False, "ours", "bfloat16", "the weights are BF16"),
-        (["int8"], "BF16", False, True, "transformers 5", "bfloat16", "the norms BF16"),
-        (["Q4_0"], "F32", True, False, "vllm dialect, version 1", "float16", "the engine is vllm dialect"),
-        (["4 bits"], "BF16", False, False, "text dialect", "bfloat16", "the weights are 4 bits, the norms BF16"),
-        (["int8"], "BF16", False, True, "vllm dialect", "w8a8", "the checkpoint tells how inputs are rounded"),
-        (["F32"], "F32", False, False, "ours", "float32", "the weights are F32"),
-        (["F16"], "F16", False, False, "ours", "float16", "the weights are F16"),
-    ],
-)
-def test_the_format_is_that_of_the_weights_and_the_engine(
-    matrices: list[str], norms: str, is_gguf: bool, is_told: bool, engine: str, expected: str, words: str
-) -> None:
-    name, why = taken_format(tensors(matrices, norms), is_gguf, is_told, engine)
+TAKEN = [  # kinds of matrices, of norms; is it GGUF, does it tell how inputs are rounded; engine, format, words
+    ("Q6_K Q4_K Q4_K", "F32", True, False, "llama.cpp dialect, version b1", "q8", "weights are Q4_K"),
+    ("Q8_0", "F32", True, False, "an engine of my own", "q8", "so llama.cpp is assumed; the weights are Q8_0"),
+    ("BF16", "F32", False, False, "ours", "bfloat16", "the weights are BF16"),
+    ("int8", "BF16", False, True, "transformers 5", "bfloat16", "the norms BF16"),
+    ("Q4_0", "F32", True, False, "vllm dialect, version 1", "float16", "the engine is vllm dialect"),
+    ("4-bit", "BF16", False, False, "text dialect", "bfloat16", "the weights are 4-bit, the norms BF16"),
+    ("int8", "BF16", False, True, "vllm dialect", "w8a8", "the checkpoint tells how inputs are rounded"),
+    ("F32", "F32", False, False, "ours", "float32", "the weights are F32"),
+    ("F16", "F16", False, False, "ours", "float16", "the weights are F16"),
+]
+
+
+@pytest.mark.parametrize(("matrices", "norms", "is_gguf", "is_told", "engine", "expected", "words"), TAKEN)
+def test_the_format_is_that_of_the_weights_and_the_engine(matrices, norms, is_gguf, is_told, engine, expected, words):
+    name, why = taken_format(tensors(matrices.split(), norms), is_gguf, is_told, engine)
     assert name == expected and words in why
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, f
 from lfm2np.oracle.causes.split import described
 from lfm2np.oracle.causes.tags import BEHIND, LEAK, phase_of, place_of
 from lfm2np.oracle.engines.records import Request, Trace, changed, greedy
-from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
+from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.workloads import CASES, noted
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,25 @@ PLAN = plan()
 PLAN_IDS = {request.request_id for round_ in PLAN for request in round_.requests if request.abort_after is None}
 
 
+def luck(*key: int, of: Sequence[Trace] = tuple(PLAN)) -> dict[str, float]:
+    """A random number for each request, 0 to 1."""
+    random = np.random.Generator(np.random.Philox(key=list(key)))
+    return {request.request_id: random.random() for round_ in of for request in round_.requests}
+
+
+def unlucky(share: float, *key: int, of: Sequence[Trace] = tuple(PLAN)) -> list[str]:
+    """So many of all requests."""
+    return [name for name, number in luck(*key, of=of).items() if number < share]
+
+
+def requests_of(judged: Iterable[Position]) -> set[str]:
+    return {position.request.request_id for position in judged}
+
+
+def wrong_of(judged: Iterable[Position]) -> set[str]:
+    return requests_of(position for position in judged if position.is_wrong)
+
+
 def positions(is_wrong: Callable[[Position], bool], of: Sequence[Trace] = tuple(PLAN)) -> list[Position]:
     """Every row of every request that is judged. The wrong ones are a thousand times the noise off."""
     judged = []
@@ -66,6 +85,11 @@ def positions(is_wrong: Callable[[Position], bool], of: Sequence[Trace] = tuple(
                     wrong = replace(right, error=1.0, error_ratio=1e3, error_size=1e3, verdict=Verdict.DRIFT)
                     judged.append(wrong if is_wrong(right) else right)
     return judged
+
+
+def wrong_in(names: Collection[str], of: Sequence[Trace] = tuple(PLAN)) -> list[Position]:
+    """Of these requests every row is wrong."""
+    return positions(lambda position: position.request.request_id in names, of)
 
 
 def decode(position: Position) -> bool:
@@ -202,11 +226,9 @@ def test_nothing_is_described_where_all_is_right_or_all_is_wrong() -> None:
 def test_nothing_separates_by_chance(share: float) -> None:
     """Requests that are wrong at random depend on nothing."""
     for seed in range(8):
-        random = np.random.Generator(np.random.Philox(key=[seed, 0]))
-        wrong = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < share}
-        assert described(positions(lambda position, wrong=wrong: position.request.request_id in wrong)) is None  # type: ignore[misc]
+        assert described(wrong_in(unlucky(share, seed, 0))) is None
     few = positions(decode, PLAN[6:8])
-    assert len({position.request.request_id for position in few}) == 2 and described(few) is None
+    assert len(requests_of(few)) == 2 and described(few) is None
 
 
 # --- findings
@@ -221,14 +243,13 @@ def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[s
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert lines(positions(lambda position: True)) == [f"certain: {EVERYWHERE}"]
-    names = [request.request_id for round_ in PLAN for request in round_.requests if request.abort_after is None]
-    right = names[5]
-    (sentence,) = lines(positions(lambda position: position.request.request_id != right))
-    apart = "which nothing in the requests clearly sets apart"
-    assert sentence == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
+    right = PLAN[5].requests[0].request_id
+    (sentence,) = lines(wrong_in(PLAN_IDS - {right}))
+    apart, count = "which nothing in the requests clearly sets apart", len(PLAN_IDS)
+    assert sentence == f"a guess: wrong in {count - 1} of {count} requests, {apart}; right: {right}"
     once = PLAN[:60:3]
     few = [round_.requests[0].request_id for round_ in once[3::4]]
-    (sentence,) = lines(positions(lambda position: position.request.request_id in few, once))
+    (sentence,) = lines(wrong_in(few, once))
     assert sentence == f"a guess: wrong in 5 of 20 requests, {apart}; wrong: {', '.join(few[:3])}, ..."
 
 
@@ -266,14 +287,13 @@ def test_errors_that_differ_where_the_same_tokens_are_sent_again_are_no_operator
 @pytest.mark.parametrize(("share", "alone"), [(0.2, 0.0), (0.3, 0.05)])
 def test_what_is_only_more_often_wrong_is_said_with_its_counts(share: float, alone: float) -> None:
     """Most right positions are beside others, so no split has them; `nothing sets them apart` would be untrue."""
-    random = np.random.Generator(np.random.Philox(key=[3, 0]))
-    luck = {request.request_id: random.random() for round_ in PLAN for request in round_.requests}
-    judged = positions(lambda at: luck[at.request.request_id] < (alone if place_of(at) == "alone" else share))
+    drawn = luck(3, 0)
+    judged = positions(lambda at: drawn[at.request.request_id] < (alone if place_of(at) == "alone" else share))
     (first,) = findings(judged)
     assert described(judged) is None and first.sure == "a guess" and first.suspect == LEAK and first.chance is not None
-    of = {name: {at.request.request_id for at in judged if (place_of(at) == "alone") == name} for name in (True, False)}
-    wrong = {at.request.request_id for at in judged if at.is_wrong}
-    here, there = (f"{len(some & wrong)} of {len(some)}" for some in (of[False], of[True]))
+    of = [requests_of(at for at in judged if (place_of(at) == "alone") == is_alone) for is_alone in (False, True)]
+    wrong = wrong_of(judged)
+    here, there = (f"{len(some & wrong)} of {len(some)}" for some in of)
     often = "more often" if alone else "only"
     counts = f", {often} beside other requests: {here} against {there} alone (by accident: 0.00"
     assert first.where.startswith(f"wrong in {len(wrong)} of {len(PLAN_IDS)} requests{counts}")
@@ -306,9 +326,7 @@ def test_a_beginning_that_all_requests_share_is_right_once() -> None:
     ]
     judged = positions(lambda position: position.row >= 1 or position.request.prompt_token_ids[0] != 1, begun)
     assert not any(cause.sure == CERTAIN and "right" in cause.where for cause in findings(judged)), lines(judged)
-    first, *_ = findings(
-        positions(lambda position: position.row >= 1)
-    )  # right once a request where those begin with other tokens
+    first, *_ = findings(positions(lambda at: at.row >= 1))  # right once a request where those begin with other tokens
     assert first.sure == CERTAIN and first.where.startswith("wrong from position 1 on")
 
 
@@ -326,33 +344,25 @@ def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> Non
     """A race: what it hits differs from run to run, what is said of it does not."""
     said = set()
     for seed in range(8):
-        random = np.random.Generator(np.random.Philox(key=[seed, 1]))
-        hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.03} | {
-            PLAN[0].requests[0].request_id
-        }
-        judged = positions(lambda position, hit=hit: position.request.request_id in hit)  # type: ignore[misc]
-        names = sorted(hit & {position.request.request_id for position in judged})  # not what is aborted
-        (first,) = with_repeats(findings(judged), judged, [Repeats(name, 0, 5) for name in names])
-        requests = len({position.request.request_id for position in judged if position.verdict in WRONG})
-        of = len({position.request.request_id for position in judged})
-        assert first.where.startswith(f"wrong in {requests} of {of} requests, and in 0 of ")
+        judged = wrong_in([*unlucky(0.03, seed, 1), PLAN[0].requests[0].request_id])
+        wrong = wrong_of(judged)
+        (first,) = with_repeats(findings(judged), judged, [Repeats(name, 0, 5) for name in sorted(wrong)])
+        assert first.where.startswith(f"wrong in {len(wrong)} of {len(PLAN_IDS)} requests, and in 0 of ")
         said.add((first.sure, first.suspect.partition(",")[0]))
     assert said == {("likely", "not deterministic")}
 
 
 def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> None:
     """An engine whose slots differ may be right and wrong in turn, and still be wrong beside others only."""
-    random = np.random.Generator(np.random.Philox(key=[1, 2]))
-    hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.3}
+    hit = unlucky(0.3, 1, 2)
     judged = positions(lambda position: later(position) and position.request.request_id in hit)
-    name = next(position.request.request_id for position in judged if position.verdict in WRONG)
+    name = next(position.request.request_id for position in judged if position.is_wrong)
     first, second, *more = with_repeats(findings(judged), judged, [Repeats(name, 2, 5)])
     assert first.where.startswith("wrong later in a batch") and len(more) <= 1
     assert ", and in 2 of 5 repeats of 1 of them" in second.where and second.suspect.startswith("not deterministic")
     assert with_repeats(findings(judged), judged, [Repeats(name, 5, 5)]) == findings(judged)
     assert lines(positions(decode), [Repeats(name, 2, 5)]) == lines(positions(decode))
-    names = sorted(PLAN_IDS)[3:43:8]  # nothing sets these apart
-    few = positions(lambda position: position.request.request_id in names)
+    few = wrong_in(sorted(PLAN_IDS)[3:43:8])  # nothing sets these apart
     assert "not deterministic" in lines(few, [Repeats(name, 2, 5)])[0]
     assert lines(few, [Repeats(name, 5, 5), Repeats("other", 0, 5)]) == lines(few)  # each is deterministic
 
@@ -363,35 +373,24 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
     """Two of many, so that no tag tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
     names = [round_.requests[2].request_id for round_ in PLAN if len(round_.requests) > 2][:2]
-    judged = positions(lambda position: position.request.request_id in names)
+    judged = wrong_in(names)
     first, *_ = with_repeats(findings(judged), judged, [Repeats(name, 5, 5, 0) for name in names])
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 
 def test_wrong_beside_others_only_is_no_race_though_repeats_are_right_now_and_then() -> None:
     """As where the fourth row of a batch reads the third's state: requests have other rows in each repeat."""
-    random = np.random.Generator(np.random.Philox(key=[4, 0]))
-    plan = (
-        PLAN[:60]
-        + [  # three times as many rounds of several, so that those alone are no half of what is right
-            Trace(
-                tuple(
-                    changed(
-                        request,
-                        request_id=f"{request.request_id}-{turn}",
-                        prompt_token_ids=tuple(10000 * turn + token for token in request.prompt_token_ids),
-                    )
-                    for request in round_.requests
-                )
-            )
-            for turn in range(3)
-            for round_ in PLAN[60:]
-        ]
-    )
-    names = [request.request_id for round_ in plan[60:] for request in round_.requests if random.random() < 0.3]
-    alone = plan[0].requests[0].request_id
-    judged = positions(lambda position: position.request.request_id in names, plan)
-    wrong = len({position.request.request_id for position in judged if position.is_wrong})
+
+    def again(request: Request, turn: int) -> Request:
+        prompt = tuple(10000 * turn + token for token in request.prompt_token_ids)
+        return changed(request, request_id=f"{request.request_id}-{turn}", prompt_token_ids=prompt)
+
+    # Three times as many rounds of several, so that those alone are no half of what is right.
+    rounds = [(round_, turn) for turn in range(3) for round_ in PLAN[60:]]
+    beside = [Trace(tuple(again(request, turn) for request in round_.requests)) for round_, turn in rounds]
+    plan, names, alone = [*PLAN[:60], *beside], unlucky(0.3, 4, 0, of=beside), PLAN[0].requests[0].request_id
+    judged = wrong_in(names, plan)
+    wrong = len(wrong_of(judged))
     repeats = [Repeats(names[0], 2, 5, 0), Repeats(names[1], 1, 5, 0)]
     first, *_ = with_repeats(findings(judged), judged, repeats)
     assert first.sure == LIKELY and first.suspect == f"{LEAK}; or a race"
@@ -399,7 +398,7 @@ def test_wrong_beside_others_only_is_no_race_though_repeats_are_right_now_and_th
     assert first.where.endswith(" against 0 of 60 alone, and in 3 of 10 repeats of 2 of them, right alone")
     for other in ([*repeats, Repeats(alone, 1, 5)], [*repeats, Repeats(names[2], 1, 5, 1)]):
         assert with_repeats(findings(judged), judged, other)[0].suspect.startswith("not deterministic")
-    judged = positions(lambda position: position.request.request_id in [*names, alone], plan)
+    judged = wrong_in([*names, alone], plan)
     assert with_repeats(findings(judged), judged, repeats)[0].suspect.startswith("not deterministic")
 
 

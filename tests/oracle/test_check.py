@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import QUICK, Changed, Kept, answered, checked, checked_target, known_of
+from engines import QUICK, Changed, Kept, answered, checked, checked_target, known_of, told
 from faults import inject
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,15 +68,6 @@ def test_a_right_engine_is_right(model: Model, engine: str, form: str, cases: Se
         assert 0.0 < result.total.rms < 2.0
 
 
-def told(model: Model, engine: str = "engines:float32") -> list[Pair]:
-    target = Kept(engine, model.path)
-    target.probe()
-    requests = [
-        request for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for request in round_.requests
-    ]
-    return [pair for request in requests for pair in answered(target, [request])]
-
-
 def forgetting(request: Request, answer: Answer) -> Pair:
     """One log-probability of its prompt less."""
     few = [-1.0] * (len(request.prompt_token_ids) - 2)
@@ -116,7 +107,7 @@ DAMAGED: dict[str, tuple[Callable[[list[Pair]], list[Pair]], Verdict, str]] = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_what_is_not_wholly_right_and_there_is_not_right(model: Model, name: str) -> None:
     damage, verdict, words = DAMAGED[name]
-    pairs = damage(told(model))
+    pairs = damage(told(model, "engines:float32"))
     total = judged(model, Abilities("damaged"), "float32", pairs, known=known_of(model)).total
     assert total.verdict is verdict and any(words in reason for reason in total.reasons), total.reasons
     assert total.unanswered == (("short-prompts-10",) if name.startswith("one without") else ()) or "be" in name

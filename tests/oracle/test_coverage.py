@@ -37,12 +37,6 @@ def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Mo
     assert exit_code(result.total.verdict) == 2
 
 
-def test_an_engine_that_reports_no_log_probabilities_of_prompts_is_still_judged(model: Model) -> None:
-    """Its first new token is what prefill gives: llama.cpp's server reports no others."""
-    target = Changed(model, lambda request, answer: replace(answer, prompt_logprobs=None))
-    assert checked_target(model, target).total.verdict is Verdict.EXACT
-
-
 def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wrong(model: Model) -> None:
     def silent_in_batches(request: Request, answer: Answer) -> Answer:
         return (

@@ -6,17 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from of_schema import validator
 from quantise import write_types
 
-import lfm2np
 from lfm2np.commands.cli import main
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, MOE = FIXTURES / "trained", FIXTURES / "moe"
-SCHEMAS = Path(lfm2np.__file__).with_name("oracle") / "schemas"
-SCHEMA, REPORT_SCHEMA = (json.loads((SCHEMAS / f"{name}.schema.json").read_text()) for name in ("compare", "report"))
-VALIDATOR, REPORT = Draft202012Validator(SCHEMA), Draft202012Validator(REPORT_SCHEMA)
 LINES: list[dict[str, Any]] = [
     {"request_id": "add", "prompt": "add: 34 + 58 ->", "completion": " 92<|im_end|>"},
     {"request_id": "sort", "prompt": "sort: 7 2 9 4 1 ->"},
@@ -38,9 +34,9 @@ def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
     """The figures that `lfm2np compare --json` prints, which are of their schema."""
     assert main(["compare", *map(str, arguments), "--json"]) == code
     report = json.loads(capsys.readouterr().out)
-    assert REPORT.is_valid(report) and report["command"] == "compare"
+    assert validator("report").is_valid(report) and report["command"] == "compare"
     found: dict[str, Any] = report["figures"]
-    assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(found)] == []
+    assert [f"{list(error.path)}: {error.message}" for error in validator("compare").iter_errors(found)] == []
     return found
 
 

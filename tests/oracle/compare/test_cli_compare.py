@@ -18,7 +18,7 @@ from builders import (
     tiny_config,
     write_model,
 )
-from sides import LINES, MOE, TRAINED, figures, quantised, refused, written
+from sides import LINES, MOE, TRAINED, figures, refused, written
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
@@ -27,15 +27,6 @@ from lfm2np.commands.cli import main
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compared")
-    for directory, name in ((TRAINED, "Q4_0"), (TRAINED, "Q8_0"), (MOE, "Q4_0")):
-        quantised(directory, name, folder)
-    written(folder / "r.jsonl", LINES)
-    return folder
 
 
 # --- what it prints
@@ -169,24 +160,17 @@ def test_a_text_longer_than_the_tokenizer_takes_is_cut_at_ends_of_lines():
 # --- where numbers overflow: what is named, and that nothing else is lost
 
 
-def three_sides(tmp_path: Path) -> list[Path]:
-    """A base, another in which whatever has token 7 overflows, and one of other numbers in which nothing does."""
-    base, bad, good = (write_model(tmp_path / name) for name in ("base", "bad", "good"))
-    for directory in (base, bad, good):
-        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
-    weights = stored_weights(tiny_config(tie_word_embeddings=False))
-    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
-    shape = weights["lm_head.weight"][1]
-    weights["lm_head.weight"] = stored(np.eye(*shape, dtype=np.float32), "BF16")
-    (good / "model.safetensors").write_bytes(safetensors_bytes(weights))
-    overflowing_at_token_seven(bad)
-    return [base, bad, good]
-
-
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_what_overflows_is_named_and_costs_the_others_nothing(order: tuple[int, int], tmp_path: Path, capsys: Any):
-    """A sequence of one checkpoint, then all of them."""
-    sides = three_sides(tmp_path)
+    """A sequence of one checkpoint, then all of them. In `bad` whatever has token 7 overflows, in `good` nothing."""
+    sides = [write_model(tmp_path / name) for name in ("base", "bad", "good")]
+    for directory in sides:
+        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    weights = stored_weights(tiny_config(tie_word_embeddings=False))
+    (sides[0] / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    weights["lm_head.weight"] = stored(np.eye(*weights["lm_head.weight"][1], dtype=np.float32), "BF16")
+    (sides[2] / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    overflowing_at_token_seven(sides[1])
     seven, both = [{"prompt_token_ids": [7]}], [{"prompt_token_ids": [7]}, {"prompt_token_ids": [5, 3, 9]}]
     options = ["--requests", written(tmp_path / "both.jsonl", both)]
     (alone,) = figures(capsys, sides[0], sides[2], *options)["quantised"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import blas
 import numpy as np
 import pytest
 from gguf_file import STRING, model_keys
@@ -38,7 +33,6 @@ PINNED = {
         "8dc3762afb6a6cfd01bddba0ba93ebc35a9867b9e40aaffe258c9a6f7e6c007f",
     ),
 }
-KERNELS = [one for one in ("Haswell", "Prescott") if blas.can_run(one)]
 
 
 def arguments(folder: Path, names: Sequence[str]) -> list[str]:
@@ -47,7 +41,7 @@ def arguments(folder: Path, names: Sequence[str]) -> list[str]:
     return [str(word) for word in (TRAINED, *paths, "--requests", written(folder / "r.jsonl", LINES))]
 
 
-@pytest.mark.parametrize("names", [ALL, FEW], ids=["all", "few"])
+@pytest.mark.parametrize("names", [ALL, pytest.param(FEW, marks=pytest.mark.kernels)], ids=["all", "few"])
 def test_files_and_figures_have_the_bits_of_every_machine(names: tuple[str, ...], tmp_path: Path, capsys: Any):
     """What tests/machines.py runs elsewhere."""
     report = figures(capsys, *arguments(tmp_path, names))
@@ -57,16 +51,6 @@ def test_files_and_figures_have_the_bits_of_every_machine(names: tuple[str, ...]
     assert (sha.hexdigest(), report["digest"]) == PINNED[names]
     errors = [entry["kl"]["mean"] for entry in report["quantised"]]
     assert names == FEW or errors[0] < errors[1] < min(errors[2:])  # F16, Q8_0, all others
-
-
-@pytest.mark.night
-@pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choose from: NumPy has {blas.here().blas}")
-def test_figures_are_the_same_under_other_kernels_and_threads(tmp_path: Path):
-    command = [sys.executable, "-m", "lfm2np", "compare", *arguments(tmp_path, FEW), "--json"]
-    for kernel, threads in zip(KERNELS, ("1", "2"), strict=True):
-        variables = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": kernel}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["figures"]["digest"] == PINNED[FEW][1], kernel
 
 
 def test_a_mixture_has_its_factor_in_its_weights(tmp_path: Path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import FIXTURES, LINES, MOE, TRAINED, figures, quantised, written
+from sides import FIXTURES, LINES, MOE, TRAINED, figures, written
 
 import lfm2np
 from lfm2np.arithmetic import exact
@@ -35,35 +35,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
 
 
-class Plain:
-    """Predictions of both sides at all compared rows."""
-
-    def __init__(self, base: lfm2np.Model, other: lfm2np.Model) -> None:
-        self.base, self.other, self.sequences = base, other, sequences(base)
-        logits = [[side.logits(ids[:stop])[start:] for ids, start, stop in self.sequences] for side in (base, other)]
-        one, two = (log_softmax(np.concatenate(side)) for side in logits)
-        self.kl = (np.exp(one) * (one - two)).sum(axis=1)
-        self.best = [side.argmax(axis=1) for side in (one, two)]
-        following = np.array(
-            [n for ids, a, b in self.sequences for n in [*ids[a + 1 : b + 1], *[-1] * (b - len(ids) + 1)]]
-        )
-        rows = np.flatnonzero(following >= 0)
-        self.logprobs = [side[rows, following[rows]] for side in (one, two)]
-
-
 def close(actual: float, expected: Any, within: float = 1e-9) -> bool:
     return bool(abs(actual - expected) <= within * abs(expected) + 1e-13)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both fixtures in Q4_0, and requests."""
-    folder = tmp_path_factory.mktemp("compared")
-    for directory in (TRAINED, MOE):
-        quantised(directory, "Q4_0", folder)
-    written(folder / "r.jsonl", LINES)
-    written(folder / "two.jsonl", [LINES[0], LINES[3]])
-    return folder
 
 
 @pytest.mark.slow
@@ -71,18 +44,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_figures_of_positions_and_tokens(directory: Path, files: Path, capsys: Any):
     path = files / f"{directory.name}-Q4_0.gguf"
     (comparison,) = figures(capsys, directory, path, "--requests", files / "r.jsonl")["quantised"]
-    plain = Plain(lfm2np.load(directory), lfm2np.load(path))
-    kl = np.sort(plain.kl)
+    sides = [lfm2np.load(side) for side in (directory, path)]
+    windows = sequences(sides[0])
+    one, two = (log_softmax(np.concatenate([side.logits(ids[:b])[a:] for ids, a, b in windows])) for side in sides)
+    kl = np.sort((np.exp(one) * (one - two)).sum(axis=1))
     assert comparison["positions"] == len(kl) > 10
     expected = {"mean": kl.mean(), "median": kl[(len(kl) + 1) // 2 - 1], "p99": kl[-1], "largest": kl[-1]}
     assert (
         all(close(comparison["kl"][name], value) for name, value in expected.items())
         and comparison["kl"]["mean"] > 1e-5
     )
-    flipped = plain.best[0] != plain.best[1]
+    flipped = one.argmax(axis=1) != two.argmax(axis=1)
     assert comparison["mismatches"]["count"] == flipped.sum()
     assert comparison["mismatches"]["agreement"] == (len(kl) - flipped.sum()) / len(kl)
-    base, other = plain.logprobs
+    following = np.array([n for ids, a, b in windows for n in [*ids[a + 1 : b + 1], *[-1] * (b - len(ids) + 1)]])
+    rows = np.flatnonzero(following >= 0)
+    base, other = (side[rows, following[rows]] for side in (one, two))
     (perplexity,) = comparison["perplexities"]
     assert close(perplexity["base"], np.exp(-base.mean())) and close(perplexity["quantised"], np.exp(-other.mean()))
     assert close(perplexity["ratio"], np.exp((base - other).mean()))

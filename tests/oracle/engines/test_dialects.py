@@ -82,14 +82,8 @@ def test_llamas_events_hold_what_is_new_and_the_last_the_counts(tokens: list[int
 
 
 def test_sglangs_last_event_is_the_reply() -> None:
-    events: Events = [
-        {"text": "a", "output_ids": [1], "meta_info": {"output_token_logprobs": [[-1.0, 1, None]]}},
-        {
-            "text": "ab",
-            "output_ids": [1, 2],
-            "meta_info": {"output_token_logprobs": [[-1.0, 1, None], [-2.0, 2, None]]},
-        },
-    ]
+    whole = {"text": "ab", "output_ids": [1, 2], "meta_info": {"output_token_logprobs": [[-1.0, 1, None]] * 2}}
+    events: Events = [{"text": "a", "output_ids": [1], "meta_info": {"output_token_logprobs": []}}, whole]
     assert SGLANG.joined(events) == events[-1]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from answering import answers_to
 from jsonschema import Draft202012Validator
+from of_schema import validator
 
 import lfm2np
 from lfm2np.commands.cli import check, main
@@ -60,7 +61,7 @@ for line in sys.stdin.buffer:
         sys.stdout.buffer.write(said); sys.stdout.flush()
 log.close(); engine.communicate()
 """
-SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/exec-protocol.schema.json").read_text())
+SCHEMA = validator("exec-protocol").schema
 
 
 def fits(value: Any, definition: str) -> bool:
@@ -76,8 +77,8 @@ def make() -> Iterator[Make]:
     """An engine of a few lines of Python, ended after the test."""
     targets: list[ExecTarget] = []
 
-    def build(script: str, patience: float = 20.0, prelude: str = PRELUDE) -> ExecTarget:
-        command = shlex.join([sys.executable, "-I", "-S", "-c", prelude + script])
+    def build(script: str, *arguments: str, patience: float = 20.0) -> ExecTarget:
+        command = shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script, *arguments])
         targets.append(ExecTarget(command, "model", 512, patience))
         return targets[-1]
 
@@ -169,21 +170,19 @@ for script in json.loads(sys.argv[1]):
 """
 
 
-def in_runs(scripts: list[str]) -> list[tuple[list[Answer], str]]:
+def in_runs(make: Make, scripts: list[str]) -> list[tuple[list[Answer], str]]:
     """Of each script, as one run of one engine: the two answers, and what it wrote besides."""
-    command = shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + RUNS, json.dumps(scripts)])
-    target, results = ExecTarget(command, "model", 512, 20.0), []
+    target, results = make(RUNS, json.dumps(scripts)), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exec_target, "MAX_LINE", 2**20)
         for _ in scripts:
             target._noise = ""
             results.append((answers_to(target, REQUESTS), target._noise))
-    target.close()
     return results
 
 
-def test_a_bad_answer_is_an_error_of_its_request_alone() -> None:
-    results = in_runs([f"{script}; answer(b)" for script, _, _ in BAD_ANSWERS.values()])
+def test_a_bad_answer_is_an_error_of_its_request_alone(make: Make) -> None:
+    results = in_runs(make, [f"{script}; answer(b)" for script, _, _ in BAD_ANSWERS.values()])
     for (name, (_, error, kind)), ((bad, good), noise) in zip(BAD_ANSWERS.items(), results, strict=True):
         assert bad.error is not None and error in bad.error, name
         assert bad == failed(bad.error, kind), name
@@ -191,8 +190,8 @@ def test_a_bad_answer_is_an_error_of_its_request_alone() -> None:
         assert noise == "", name
 
 
-def test_noise_is_told_and_harms_no_answer() -> None:
-    results = in_runs([f"{script}; answer(a); answer(b)" for script, _ in NOISE.values()])
+def test_noise_is_told_and_harms_no_answer(make: Make) -> None:
+    results = in_runs(make, [f"{script}; answer(a); answer(b)" for script, _ in NOISE.values()])
     for (name, (_, expected)), (answers, noise) in zip(NOISE.items(), results, strict=True):
         assert answers == [Answer((1, 2)), Answer((1, 2))], name
         assert expected in noise, name
@@ -216,10 +215,7 @@ GONE = {  # after the first of two answers: what it does, and the end of the oth
         "half a line, and then its output ended: '{'; it ended with exit code 0; nothing on stderr",
     ),
     "it closes its output": ("os.close(1); time.sleep(60)", "it still ran, and was ended; nothing on stderr"),
-    "a long line": (
-        "raw(b'x' * 2**21)",
-        f"a line of more than {2**20} bytes",
-    ),
+    "a long line": ("raw(b'x' * 2**21)", f"a line of more than {2**20} bytes"),
     "a flood on stderr": ("os.write(2, b'x' * 2**20 + b'\\nlast'); sys.exit(1)", " | last"),
     "silence": ("time.sleep(60)", "no answer in 2 s; nothing on stderr"),
     "a flood of garbage": (
@@ -263,16 +259,13 @@ subprocess.Popen([sys.executable, "-I", "-S", "-c", child, sys.argv[1]])
 @pytest.mark.night
 @pytest.mark.parametrize("end", ["requests()", "sys.exit(5)", "time.sleep(60)"])
 def test_what_an_engine_leaves_behind_is_ended_with_it(
-    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child holds the engine's pipes open, so their end is no sign of the engine's."""
     monkeypatch.setattr(exec_target, "GRACE", 0.2)
     beats = tmp_path / "beats"
-    script = (
-        f"{PRELUDE}{CHILD}hello()\na, b = requests()\nwhile not os.path.exists(sys.argv[1]): pass\nanswer(a)\n{end}"
-    )
-    command = shlex.join([sys.executable, "-I", "-S", "-c", script, str(beats)])
-    target = ExecTarget(command, "model", 512, patience=20.0)
+    script = f"{CHILD}hello()\na, b = requests()\nwhile not os.path.exists(sys.argv[1]): pass\nanswer(a)\n{end}"
+    target = make(script, str(beats))
     target.probe()
     target.patience = 2.0
     kept, lost = answers_to(target, REQUESTS)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,24 +141,6 @@ class Named(Stepping):
     score = fork = preempt = close = None
 
 
-class Unsized(Stepping):
-    sizes = (16, 64)
-
-
-def failing(model: str, sizes: dict[str, Any]) -> Any:
-    raise OSError("no such model")
-
-
-def empty(model: str, sizes: dict[str, Any]) -> Any:
-    return object()
-
-
-class Generating:
-    generate = True
-
-    def __init__(self, model: str, sizes: dict[str, Any]) -> None: ...
-
-
 # --- an engine that is right
 
 
@@ -227,19 +210,31 @@ def test_requests_have_ids_of_their_own_and_none_is_put_that_can_not_be_aborted(
     assert [answer.error for answer in (*kept, cut)] == [None] * 4 + [NO_ABORT]
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("failing", "OSError: no such model"),
-        ("empty", "expected generate"),
-        ("Nothing", "can't be imported"),
-        ("REQUESTS", "list, expected a factory"),
-        ("Generating", r"Generating: expected generate\(\), or add\(\) and step\(\)"),
-    ],
-)
-def test_a_factory_that_makes_no_engine_is_a_target_error(name: str, error: str) -> None:
-    with pytest.raises(TargetError, match=error):
-        target_of(name).probe()
+def raising(model: str, sizes: dict[str, Any]) -> Any:
+    raise OSError("no such model")
+
+
+NO_ENGINES: dict[str, tuple[Any, str]] = {
+    "it raises": (raising, "OSError: no such model"),
+    "no method": (lambda *_: object(), "expected generate"),
+    "no such name": (f"{__name__}:Nothing", "can't be imported"),
+    "no factory": (f"{__name__}:REQUESTS", "list, expected a factory"),
+    "no method, a name": (
+        lambda *_: SimpleNamespace(generate=True),
+        r"SimpleNamespace: expected generate\(\), or add\(\) and step\(\)",
+    ),
+    "no sizes": (
+        type("Unsized", (Stepping,), {"sizes": (16, 64)}),
+        r"sizes \(16, 64\): expected a mapping by names among block_size, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_ENGINES)
+def test_a_factory_that_makes_no_engine_is_an_error(name: str) -> None:
+    factory, error = NO_ENGINES[name]
+    with pytest.raises(RequestError if name == "no sizes" else TargetError, match=error):
+        PythonTarget(factory, "model").probe()
 
 
 def test_a_size_is_checked_and_a_model_may_be_a_path() -> None:
@@ -261,11 +256,6 @@ def test_an_attribute_that_only_has_the_name_of_an_optional_method_is_none() -> 
     why = "the engine has no state(): its attribute state, of type ndarray, can't be called"
     assert missing(engine, ("state",)) == why
     assert driver.cached_tokens(engine) is None
-
-
-def test_sizes_that_are_no_mapping_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"sizes \(16, 64\): expected a mapping by names among block_size, "):
-        target_of("Unsized").probe()
 
 
 # --- what goes wrong

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from engines import answered
+from engines import told
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,6 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import send_all
-from lfm2np.oracle.workloads import Writer, rounds
 
 pytestmark = [pytest.mark.usefixtures("without_constants"), pytest.mark.slow]
 
@@ -40,16 +39,9 @@ def model() -> Model:
 
 
 @cache
-def told(name: str) -> tuple[Pair, ...]:
+def float32() -> list[Pair]:
     """A right engine's answers to twelve requests."""
-    target = PythonTarget(f"engines:{name}", model().path)
-    target.probe()
-    requests = [
-        request
-        for round_ in rounds(Writer(model().config, None, 1), ["short-prompts", "borders"])
-        for request in round_.requests
-    ]
-    return tuple(answered(target, requests[:12]))
+    return told(model(), "engines:float32", ["short-prompts", "borders"])[:12]
 
 
 def positions(ratio: float) -> list[Position]:
@@ -95,14 +87,14 @@ def found(pairs: Sequence[Pair], known: Known) -> Checked:
 def known_of_both() -> Known:
     """Of whole checks with one wrong answer: other formats, which are tried then, are emulated once."""
     known = Known()
-    judge(model(), "float32", told("float32"), known=known, draws=FIRST)
+    judge(model(), "float32", float32(), known=known, draws=FIRST)
     return known
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("place", [0, 11])
 def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
-    pairs, known = wrong(told("float32"), place), Known()
+    pairs, known = wrong(float32(), place), Known()
     needed = as_far_as_needed(pairs, until_wrong(model(), "float32", known))
     until = num_tokens(pairs[: place + 1])
     assert until <= num_tokens(needed) <= max(LEAST_JUDGED, 2 * until) + max(num_tokens([pair]) for pair in pairs)
@@ -115,7 +107,7 @@ def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
 
 @pytest.mark.rounding
 def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() -> None:
-    pairs = list(told("float32"))
+    pairs = list(float32())
     assert as_far_as_needed(pairs, until_wrong(model(), "float32", Known())) == pairs
     pairs[0] = pairs[0][0], Answer((0,) * 99)
     assert len(as_far_as_needed(pairs, until_wrong(model(), "float32", Known()))) < len(pairs)

@@ -11,7 +11,6 @@ from dumps import (
     DIRECTORIES,
     FIXTURES,
     SIX,
-    Recorded,
     checkpoint,
     recorded_under,
     report_of,
@@ -83,7 +82,10 @@ def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(ten
     row, channel = len(recorded[tensor]) // 2, recorded[tensor].shape[1] - 2
     if tensor.endswith((".scores", ".weights")):
         channel = 5 * len(recorded[tensor]) + 3  # the last head's, of a position that the row sees
-    clean = finding_bound(recorded, tensor, name, row, channel)
+    is_kept = up_to(tensor)
+    broken = {key: values.copy() for key, values in recorded.items() if key == "token_ids" or is_kept(key)}
+    broken[tensor][row, channel] += 1e6
+    clean = report_of(SIX, broken, name).findings[0].bound  # as a finding tells it
     recorded[tensor] = recorded[tensor].astype(np.float64)
     recorded[tensor][row, channel] += 2.5 * clean
     first = report_of(SIX, recorded, name).findings[0]
@@ -91,14 +93,6 @@ def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(ten
     assert 1.4 < first.error < 3.6
     words = {STEP: "the only step", Context(): f"position {row} of 12, as step 0 read them", TOKEN: f"only row {row}"}
     assert first.rows == words[PER[tensor]]
-
-
-def finding_bound(recorded: Recorded, tensor: str, name: str, row: int, channel: int) -> float:
-    """The bound of one number, as a finding tells it."""
-    is_kept = up_to(tensor)
-    broken = {key: values.copy() for key, values in recorded.items() if key == "token_ids" or is_kept(key)}
-    broken[tensor][row, channel] += 1e6
-    return report_of(SIX, broken, name).findings[0].bound
 
 
 def test_bfloat16_is_not_within_the_bounds_of_float32_and_the_report_says_what_it_is() -> None:
@@ -173,17 +167,14 @@ def test_what_is_wrong_at_regular_places_is_said_so() -> None:
     assert describe_channels(wrong, 0, ()) == "every 2nd channel from 1 on (12 of 24)"
 
 
-def in_one_step(directory: Path, tokens: int, format: str = "float32") -> Oracle:
-    config, tensors = checkpoint(directory)
-    return Oracle(tensors, config, PRECISIONS[format], np.zeros(tokens, np.int64), Steps(tokens, (tokens,)))
-
-
 def test_a_fast_exponential_stays_within_the_bounds() -> None:
     """Of float32, off by two units times 1 + |x|: in silu, and in attention's shares."""
     gate = known(np.random.default_rng(0).standard_normal((50, 50)) * 8)
     off = 1.0 + 2.0 * 2.0**-24 * (1.0 + np.abs(gate.values))
     engine = gate.values / (1.0 + np.exp(-gate.values) * off)
-    output = gated(in_one_step(SIX, 50), None, gate, known(np.ones((50, 50))))
+    config, tensors = checkpoint(SIX)
+    oracle = Oracle(tensors, config, PRECISIONS["float32"], np.zeros(50, np.int64), Steps(50, (50,)))
+    output = gated(oracle, None, gate, known(np.ones((50, 50))))
     assert np.all(np.abs(engine - output.values) < output.bound())
     query, keys, values = (known(np.array(column)) for column in ([[1.0]], [[-8.0], [0.0]], [[1e4], [0.0]]))
     hidden = np.zeros((1, 2), bool)

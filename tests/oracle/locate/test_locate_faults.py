@@ -175,11 +175,6 @@ def test_a_fault_of_the_network_is_found_at_its_operation(name: str, numerics: s
             assert (blocks[0].name, first.name in blocks[0].recomputed) == (layer, True)
 
 
-@pytest.mark.parametrize("fixture", [TRAINED, BIASED, UNTIED, LFM3, LFM3_BIASED])
-def test_without_a_fault_nothing_is_found_in_float32(fixture: str) -> None:
-    right(fixture, "float32")
-
-
 def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer() -> None:
     """The recorder keeps what experts make, not what comes of it: the sum with the residual is what is wrong."""
     model = lfm2np.load(mixture(PLAIN), "exact")
@@ -193,16 +188,6 @@ def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer() -> None:
 def test_every_fault_of_the_network_is_in_a_table() -> None:
     tables = {*NETWORK, *MIXTURES, IN_STEPS, *AT_LENGTH, *LFM3S, *LFM3S_AT_LENGTH}
     assert tables == {fault.name for fault in FAULTS if fault.section == "E"}
-
-
-def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> None:
-    """As a transformers user has them: without what runs between modules."""
-    model = loaded(TRAINED, "exact")
-    with inject("no-causal-mask"):
-        recorded = record(model, prompt(0, 24))
-    first = located(model, recorded, lambda name: not name.endswith((".attended", ".residual"))).findings[0]
-    assert first.name == "model.layers.2.self_attn.out_proj"
-    assert first.recomputed == (ATTENDED,)
 
 
 @pytest.mark.parametrize("name", [*AT_LENGTH, *LFM3S_AT_LENGTH])

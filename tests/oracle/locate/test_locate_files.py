@@ -74,10 +74,9 @@ def test_scores_of_positions_that_a_row_does_not_see_are_the_engines_own(tmp_pat
 
 @pytest.mark.parametrize("dtype", ["I32", "U32", "U16", "I64"])
 def test_token_ids_may_be_any_whole_numbers(tmp_path: Path, dtype: str) -> None:
-    ids = six_heads()["token_ids"]
-    kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
-    tensors = stored_dump(six_heads()) | {"token_ids": (dtype, (1, len(ids)), ids.astype(kind).tobytes())}
-    assert read(written(tmp_path, tensors)).token_ids.tolist() == ids.tolist()
+    ids = six_heads()["token_ids"].tolist()
+    tensors = stored_dump(six_heads()) | {"token_ids": whole(*ids, dtype=dtype, shape=(1, len(ids)))}
+    assert read(written(tmp_path, tensors)).token_ids.tolist() == ids
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("I64", (24, 3)), ("U8", (1, 24, 3))])
@@ -88,10 +87,9 @@ def test_a_mixtures_tensors_are_read_by_engines_shapes(tmp_path: Path, dtype: st
     recorded = recorded_under(directory, FLOAT32)
     outputs = recorded[f"{SPARSE}.expert_outputs"].reshape(24, 3, 32)
     ids = recorded[f"{SPARSE}.experts_chosen"]
-    kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
     renamed = stored_dump({name: value for name, value in recorded.items() if not name.endswith("_chosen")})
     renamed[f"{SPARSE}.expert_outputs"] = stored(outputs, "F32")
-    renamed[f"{SPARSE}.experts_chosen"] = (dtype, shape, ids.astype(kind).tobytes())
+    renamed[f"{SPARSE}.experts_chosen"] = whole(*ids.ravel().astype(int), dtype=dtype, shape=shape)
     dump = read_dump(written(tmp_path, renamed), config)
     assert np.array_equal(dump.tensors[f"{SPARSE}.experts_chosen"], ids)
     assert np.array_equal(dump.tensors[f"{SPARSE}.scores"], recorded[f"{SPARSE}.scores"])

@@ -173,7 +173,8 @@ def located_from(model: Model, recorder: str, change: int = 0) -> Cause:
 def test_the_operator_that_a_wrong_answer_came_from_is_named(model: Model) -> None:
     cause = located_from(model, "Preempting")
     assert cause.finding is not None and cause.finding["name"] == "model.layers.0.conv.state"
-    assert (cause.request_id, cause.beside) == ("a-0", True)
+    assert (cause.request_id, cause.beside, len(cause.prompts)) == ("a-0", True, 2)
+    assert "beside 1 others" in cause.lines[0]
 
 
 class OtherFault(Right):

@@ -13,19 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from of_schema import validator
 
-import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
 from lfm2np.oracle.rollouts.measures import measures
-from lfm2np.oracle.rollouts.reading import Left, read_rollouts
+from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.rollout import FIELDS, SAMPLING, Rollout
 
-SCHEMA = json.loads(
-    Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "rollouts.schema.json").read_text(encoding="utf-8")
-)
-VALIDATOR = Draft202012Validator(SCHEMA)
+SCHEMA = validator("rollouts").schema
 GOOD: dict[str, Any] = {
     "prompt_token_ids": [1, 332, 39],
     "token_ids": [288, 38, 7],
@@ -56,13 +53,6 @@ VOCABULARY, CONTEXT = 512, 1024
 
 def lines(*records: Any) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def left_of(model: Model, *records: Any) -> list[Left]:
-    """What is left out of the records beside a good line."""
-    rollouts, left = read_rollouts(lines({**GOOD, "id": "good"}, *records), "f.jsonl", model.config)
-    assert [rollout.id for rollout in rollouts] == ["good"]
-    return left
 
 
 def test_a_line_is_read_with_its_defaults(model: Model) -> None:
@@ -164,8 +154,11 @@ IMPOSSIBLE = (*NOT_NUMBERS, "positive", "probabilities", "without sign")  # for 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_bad_line_is_left_out_and_named(name: str, model: Model) -> None:
+    """Beside a good line, and one of an id of its own."""
     change, words = WRONG[name]
-    (left,) = left_of(model, {**GOOD, **change}, {**GOOD, **change, "id": change.get("id", "another")})
+    records = {**GOOD, "id": "good"}, {**GOOD, **change}, {**GOOD, **change, "id": change.get("id", "another")}
+    rollouts, (left,) = read_rollouts(lines(*records), "f.jsonl", model.config)
+    assert [rollout.id for rollout in rollouts] == ["good"]
     assert left.count == 2 and words.startswith(left.kind)
     assert left.is_impossible == (name in IMPOSSIBLE)
     assert left.first.startswith(f"f.jsonl, line 2: {words}"), left.first
@@ -247,7 +240,7 @@ def test_routes_are_read_as_a_check_reads_them(published: Model) -> None:
 
 
 def complaints(record: Any) -> list[str]:
-    return [error.message[:200] for error in VALIDATOR.iter_errors(record)]
+    return [error.message[:200] for error in validator("rollouts").iter_errors(record)]
 
 
 def test_the_schema_names_the_fields_of_a_line() -> None:

@@ -34,7 +34,6 @@ from lfm2np.oracle.rollouts.where import in_words
 
 pytestmark = pytest.mark.slow
 
-FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
     "planted_pack.jsonl": "state leaks in a pack (convolution)",
     "planted_chunk.jsonl": "state lost at a chunk border (convolution, every 64 tokens)",
@@ -43,13 +42,8 @@ CAUSES = {
 FEW = Options(cause_tokens=200)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return lfm2np.load(lfm2np.trained_fixture())
-
-
 def read(name, model):
-    path = FILES / name
+    path = lfm2np.trained_fixture().parent / "rollouts" / name
     return read_rollouts(path.read_text(encoding="utf-8"), str(path), model.config)[0]
 
 

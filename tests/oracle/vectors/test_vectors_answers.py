@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
+from lfm2np.oracle.vectors.set_files import document_text, packaged_set, read_set
 
 pytestmark = pytest.mark.slow
 
@@ -110,11 +110,15 @@ def test_changed_answers_have_their_exit_codes(name: str) -> None:
     assert tuple(verdict(packaged(), answers, format_name) for format_name in golden.BOUNDED) == codes
 
 
-def judged_file(tmp_path: Path, answers: list[Json], format_name: str = "float32") -> list[vectors_plain.Judged]:
-    """The answers as a file has them."""
+def written(tmp_path: Path, answers: list[Json]) -> str:
+    """As Python's json writes them."""
     file = tmp_path / "answers.jsonl"
     file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    return vectors_plain.judge(packaged(), vectors_plain.read_answers(str(file)), format_name)
+    return str(file)
+
+
+def judged_file(tmp_path: Path, answers: list[Json], format_name: str = "float32") -> list[vectors_plain.Judged]:
+    return vectors_plain.judge(packaged(), vectors_plain.read_answers(written(tmp_path, answers)), format_name)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,6 @@ def test_an_answer_of_another_form_is_named_and_the_others_are_judged(
     [(math.nan, "bfloat16"), (math.inf, "bfloat16"), (-math.inf, "float16"), (0.04, "bfloat16")],
 )
 def test_a_log_probability_that_can_be_none_is_wrong(tmp_path: Path, value: float, format_name: str) -> None:
-    """As Python's json writes it."""
     answers = right_answers(packaged())
     answers[2]["logprobs"][1] = value
     judged = judged_file(tmp_path, answers, format_name)
@@ -224,11 +227,9 @@ def test_the_file_alone_has_the_exit_codes(tmp_path: Path, change: str, code: in
     """As an engine's CI runs it: a copy, an isolated interpreter without site-packages."""
     answers = right_answers(packaged())
     CHANGES.get(change, CHANGES["none"])[0](answers)
-    file, copied = tmp_path / "answers.jsonl", tmp_path / "vectors_plain.py"
-    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    copied, format_name = tmp_path / "vectors_plain.py", "bfloat17" if change == "format" else "float16"
     copied.write_text(PLAIN.read_text())
-    format_name = "bfloat17" if change == "format" else "float16"
-    words = [str(copied), str(packaged_set()), str(file), "--format", format_name]
+    words = [str(copied), str(packaged_set()), written(tmp_path, answers), "--format", format_name]
     command = [sys.executable, "-I", "-S", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
@@ -323,14 +324,6 @@ def caught(document: Json, vectors: list[Json], model: Model) -> set[str]:
     return {judgement.id for judgement in judged if judgement.verdict in ("BUG", "DRIFT")}
 
 
-@pytest.mark.night
-@pytest.mark.parametrize("name", PACKAGED)
-def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
-    document = read_set(packaged_set(name))
-    judged = vectors_plain.judge(document, played(load(FIXTURES / name), document), "float32")
-    assert {judgement.verdict for judgement in judged} == {"EXACT"}
-
-
 EARLIER, WINDOW = "lfm2np.arithmetic.attention:hide_earlier_positions", "<= positions - window"
 WINDOW_ONE_TOO_NARROW = planted(EARLIER, WINDOW, f"{WINDOW} + 1")
 
@@ -368,40 +361,35 @@ def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str | fault
 SOME = ("short-2-text", "border-15", "border-16", "decode-32", "beside-3")  # and all beside it
 
 
-@cache
-def published() -> Model:
-    return load(FIXTURES / "torture" / "moe_published")
-
-
-@cache
-def some() -> dict[str, Any]:
-    return make(published(), only=SOME)
+@pytest.fixture(scope="module")
+def some(published: Model) -> Json:
+    return make(published, only=SOME)
 
 
 @pytest.mark.rounding
-def test_a_set_is_written_and_verifies(tmp_path: Path) -> None:
-    (tmp_path / "set.json").write_text(document_text(some()))
+def test_a_set_is_written_and_verifies(tmp_path: Path, published: Model, some: Json) -> None:
+    (tmp_path / "set.json").write_text(document_text(some))
     known = read_set(tmp_path / "set.json")
-    assert verify(published(), known) == []
-    assert verify(load(published().path, weights="streamed"), known) == []
+    assert verify(published, known) == []
+    assert verify(load(published.path, weights="streamed"), known) == []
 
 
 @pytest.mark.rounding
-def test_a_mixture_run_as_the_schedules_say_answers_right() -> None:
-    judged = vectors_plain.judge(some(), played(published(), some()), "float32")
+def test_a_mixture_run_as_the_schedules_say_answers_right(published: Model, some: Json) -> None:
+    judged = vectors_plain.judge(some, played(published, some), "float32")
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(("format_name", "draw"), [("float32", 4), ("bfloat16", 3), ("float16", 4)])
-def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: str, draw: int) -> None:
-    answers = emulated_answers(published(), some(), format_name, draw)
-    assert verdict(some(), answers, format_name) != 1
+def test_right_engines_that_choose_their_own_experts_are_not_wrong(
+    published: Model, some: Json, format_name: str, draw: int
+) -> None:
+    assert verdict(some, emulated_answers(published, some, format_name, draw), format_name) != 1
 
 
 @pytest.mark.rounding
-def test_an_engine_without_the_experts_bias_is_wrong_in_float32() -> None:
-    document = some()
+def test_an_engine_without_the_experts_bias_is_wrong_in_float32(published: Model, some: Json) -> None:
     with faults.inject("expert-bias-ignored"):
-        answers = played(published(), document)
-    assert verdict(document, answers, "float32") == 1
+        answers = played(published, some)
+    assert verdict(some, answers, "float32") == 1

@@ -8,19 +8,17 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from http_player import Handler, playing
-from jsonschema import Draft202012Validator
+from of_schema import validator
 from quantise import write_types
 
 import lfm2np
 from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.file_target import Transcript
 
-SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
@@ -98,7 +96,7 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, c
     page = tmp_path / "page.html"
     assert run(BF16, *candidates, "--json", "--report", page) == 0
     output = json.loads(capsys.readouterr().out)
-    Draft202012Validator(SCHEMA).validate(output)
+    validator("report").validate(output)
     assert (output["verdict"], output["figures"]["accepted"], output["exit_code"]) == ("ACCEPTED", "bf16", 0)
     assert "e-value against it" in page.read_text(encoding="utf-8")
 

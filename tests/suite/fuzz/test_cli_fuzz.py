@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -251,18 +252,6 @@ def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest
     assert "assumed: give --block-size, --max-num-batched-tokens" in not_tested
 
 
-class Reports(Own):
-    sizes: ClassVar = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 28}
-
-
-def test_sizes_that_an_engine_reports_are_not_assumed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lfm2np.suite.adapters.Own", Reports)
-    code, report = one_line(OWN, "--examples", "2", capsys=capsys)
-    assert (code, report["figures"]["assumed"], report["figures"]["sizes"]) == (0, [], Reports.sizes)
-
-
 class Heeds(Own):
     """Makes itself in the sizes of its hints, and reports them."""
 
@@ -271,24 +260,36 @@ class Heeds(Own):
         self.sizes = {name: sizes[name] for name in ("block_size", "max_num_batched_tokens", "max_num_seqs")}
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ((), "block_size 16 (reported), max_num_batched_tokens 64 (reported), max_num_seqs 8 (reported)"),
-        (
-            ("--max-num-batched-tokens", "32"),
-            "block_size 16 (reported), max_num_batched_tokens 32 (given), max_num_seqs 8 (reported)",
-        ),
-    ],
-)
-def test_a_factory_gets_the_sizes_that_are_assumed_as_its_hints(
-    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+class Reports(Own):
+    sizes: ClassVar = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 28}
+
+
+LENGTH = ", max_model_len 128 (the model's)"
+REPORTED: dict[str, tuple[type[Own], tuple[str, ...], str]] = {
+    "sizes of its own": (Reports, (), ", ".join(f"{name} {size} (reported)" for name, size in Reports.sizes.items())),
+    "those of its hints": (
+        Heeds,
+        (),
+        f"block_size 16 (reported), max_num_batched_tokens 64 (reported), max_num_seqs 8 (reported){LENGTH}",
+    ),
+    "those of its hints, one given": (
+        Heeds,
+        ("--max-num-batched-tokens", "32"),
+        f"block_size 16 (reported), max_num_batched_tokens 32 (given), max_num_seqs 8 (reported){LENGTH}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_sizes_that_an_engine_reports_are_not_assumed_and_what_is_assumed_are_its_hints(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pinned: chunks of 512, which most prompts of a small model do not fill."""
-    monkeypatch.setattr("lfm2np.suite.adapters.Own", Heeds)
+    engine, options, expected = REPORTED[name]
+    monkeypatch.setattr("lfm2np.suite.adapters.Own", engine)
     code, report = one_line(OWN, "--examples", "1", *options, capsys=capsys)
-    assert (code, report["figures"]["assumed"]) == (0, [])
-    assert report["facts"]["sizes"] == f"{expected}, max_model_len 128 (the model's)"
+    assert (code, report["figures"]["assumed"], report["facts"]["sizes"]) == (0, [], expected)
+    assert list(map(str, report["figures"]["sizes"].values())) == re.findall(r"\d+", expected)
 
 
 class Silent:

@@ -51,12 +51,9 @@ def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:
     return Failure(trace, Played(answers), finding, (9, 10), trace, 7, 1.0, 2.0, **fields)
 
 
-class NoServer:
-    """A player of an engine in Python: it has no script."""
-
-
 def handed(out: Path, failure: Failure | None = None) -> Path:
-    return hand_over(out, failure or failure_of(), ByTruth(model(), CONTEXT.format_name), NoServer(), CONTEXT)
+    """By the player of an engine in Python, which has no script."""
+    return hand_over(out, failure or failure_of(), ByTruth(model(), CONTEXT.format_name), object(), CONTEXT)
 
 
 def test_the_folder_has_the_first_free_number_behind_its_kind_and_a_trace_that_is_read_as_it_was(

@@ -119,7 +119,6 @@ def said(*answers: Any) -> Any:
         *((name, raises, FAILED, f"{name}(): ValueError: it broke") for name in ("step", "abort", "state")),
         ("add", raises, FAILED, "ValueError: it broke"),
         ("step", said(None), FAILED, "step(): AttributeError"),
-        ("step", said(Answer((999,), finish_reason="length")), IMPOSSIBLE, "token_ids[0] 999"),
         ("step", said(*[Answer((5,), finish_reason="length")] * 2), IMPOSSIBLE, "2 samples"),
         ("step", said(Answer((5,), finish_reason="length")), IMPOSSIBLE, "after 1 of 4 tokens"),
         ("step", lambda value: {}, IMPOSSIBLE, "the engine says that it is done"),

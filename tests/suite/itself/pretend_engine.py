@@ -60,18 +60,9 @@ class Pretend:
     shares_noise: bool = False  # all samples of a request have the same random numbers
 
     def probe(self) -> Abilities:
-        return Abilities(
-            "pretend",
-            tells_logprobs=True,
-            tells_prompt_logprobs=self.tells_logprobs,
-            can_abort=True,
-            takes_stops=True,
-            takes_sampling=True,
-            takes_seeds=True,
-            takes_samples=True,
-            is_streaming=True,
-            slots=4,
-        )
+        takes = dict.fromkeys(("takes_stops", "takes_sampling", "takes_seeds", "takes_samples"), True)
+        can = {"tells_logprobs": True, "can_abort": True, "is_streaming": True}
+        return Abilities("pretend", tells_prompt_logprobs=self.tells_logprobs, slots=4, **takes, **can)
 
     def close(self) -> None:
         """Nothing is held."""

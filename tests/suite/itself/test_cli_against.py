@@ -13,10 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 from faults import inject
-from jsonschema import Draft202012Validator
+from of_schema import validator
 from served_here import serving
 
-import lfm2np
 from lfm2np.commands.cli import check as check_command
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
@@ -26,7 +25,6 @@ from lfm2np.suite.itself.asked import Asking, Held
 from lfm2np.suite.itself.relations import NAMES, Relation
 
 pytestmark = [pytest.mark.rounding, pytest.mark.slow]
-SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.suite.adapters:own"
 SIZES = ("--block-size", "4", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--max-model-len", "36")
@@ -40,7 +38,7 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
     captured = capsys.readouterr()
     report = json.loads(captured.out) if captured.out else None
     if report is not None:
-        Draft202012Validator(SCHEMA).validate(report)
+        validator("report").validate(report)
     return code, report, (captured.err.splitlines() or [""])[-1]
 
 

@@ -12,32 +12,25 @@ from hypothesis import strategies as st
 from lfm2np.oracle.engines.records import Answer
 from lfm2np.suite.itself.pairs import compared, flip, lead, stopped
 
-
-def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fields: object) -> Answer:
-    return Answer(ids, logprobs, **fields)  # type: ignore[arg-type]
+TWO = "expected 2 as in the other answer"
 
 
 def test_a_continuation_is_compared_from_its_token_on() -> None:
-    whole = answer((1, 2, 3, 4), (-0.1, -0.2, -0.3, -0.4))
-    pair = compared(whole, answer((3, 4), (-0.3, -0.4)), start=2, most=4)
+    whole = Answer((1, 2, 3, 4), (-0.1, -0.2, -0.3, -0.4))
+    pair = compared(whole, Answer((3, 4), (-0.3, -0.4)), start=2, most=4)
     assert [each.position for each in pair.positions] == [2, 3] and all(each.is_equal for each in pair.positions)
-    assert compared(whole, answer((3,), (-0.3,)), start=2, most=1).fault is None
-    assert (
-        compared(whole, answer((3,), (-0.3,)), start=2, most=2).fault == "1 tokens, expected 2 as in the other answer"
-    )
+    assert compared(whole, Answer((3,), (-0.3,)), start=2, most=1).fault is None
+    assert compared(whole, Answer((3,), (-0.3,)), start=2, most=2).fault == f"1 tokens, {TWO}"
 
 
 def test_other_lengths_texts_and_reasons_are_faults() -> None:
-    here = answer((1, 2), finish_reason="length", text="ab")
-    assert compared(here, answer((1,)), is_whole=True).fault == "1 tokens, expected 2 as in the other answer"
-    more = compared(here, answer((1, 2, 3), finish_reason="stop"), is_whole=True).fault
-    assert more == "3 tokens, finish_reason 'stop', expected 2 as in the other answer"
-    other = answer((1, 2), finish_reason="length", text="ac")
-    assert (
-        compared(here, other, is_whole=True).fault
-        == "text 'ac' of the same tokens, expected 'ab' as in the other answer"
-    )
-    ended = answer((1, 2), finish_reason="stop", text="ab")
+    here = Answer((1, 2), finish_reason="length", text="ab")
+    assert compared(here, Answer((1,)), is_whole=True).fault == f"1 tokens, {TWO}"
+    more = compared(here, Answer((1, 2, 3), finish_reason="stop"), is_whole=True).fault
+    assert more == f"3 tokens, finish_reason 'stop', {TWO}"
+    other = compared(here, Answer((1, 2), finish_reason="length", text="ac"), is_whole=True).fault
+    assert other == "text 'ac' of the same tokens, expected 'ab' as in the other answer"
+    ended = Answer((1, 2), finish_reason="stop", text="ab")
     assert (compared(here, ended, is_whole=True).fault or "").startswith("finish_reason 'stop' of the same tokens")
     assert compared(here, Answer(error="HTTP 500")).fault == "HTTP 500"
     assert compared(here, Answer()).fault == "no token ids were reported"
@@ -57,7 +50,7 @@ def test_a_token_that_is_alone_reported_leads_by_what_it_leaves_to_others() -> N
     assert flip({5: -0.001}, {}, 5, 9) == flip({}, {9: -0.001}, 5, 9) == (pytest.approx(alone), True)
     assert flip({5: -1.5}, {9: -1.5}, 5, 9) == (0.0, True)  # any lead may be behind that
     assert flip({5: -1.5}, {9: -1.9}, 5, 9) == (pytest.approx(0.4), True)  # of the likeliest tokens of both runs
-    (position,) = compared(answer((5,), (-0.001,)), answer((9,), (-0.001,))).positions
+    (position,) = compared(Answer((5,), (-0.001,)), Answer((9,), (-0.001,))).positions
     assert position.noise == (pytest.approx(2 * alone / math.sqrt(2.0)),) and position.is_open
 
 
@@ -95,13 +88,13 @@ def test_other_tokens_differ_by_at_least_the_size_and_by_that_if_both_are_report
 
 
 def test_another_token_that_was_drawn_shows_no_lead() -> None:
-    first = answer((1,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
-    second = answer((2,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
+    first = Answer((1,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
+    second = Answer((2,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
     (drawn,) = compared(first, second, is_drawn=True).positions
     assert drawn.is_flip and drawn.is_open and drawn.noise == (0.0, 0.0) and drawn.difference == 0.0
 
 
-WHOLE = answer((1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
+WHOLE = Answer((1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
 
 
 @pytest.mark.parametrize(
