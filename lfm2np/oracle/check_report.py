@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lfm2np.oracle.causes.groups import Group, group_of
+from lfm2np.oracle.causes.replies import SAMPLER
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
 from lfm2np.oracle.engines.records import Answer, Request, shown_ids
@@ -17,6 +18,7 @@ from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.recorders.registry import shows_answers_only
 from lfm2np.oracle.report import report as reports
 from lfm2np.oracle.report.report import Case, Code, Finding, Report, Section, Table, number, plural
+from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import CASES
 
 SEVERITY = (  # the least severe first
@@ -64,12 +66,20 @@ def report_of(checked: Checked, target: str = "") -> Report:
         exit_code=exit_code(total.verdict),
         means=MEANS[total.verdict],
         findings=[Finding("reason", reason) for reason in (*total.reasons, *([where] if where else []))],
-        next_steps=[locate] if total.first_wrong and total.verdict is Verdict.BUG and checked.cause is None else [],
+        next_steps=[locate] if is_in_the_network(total) and checked.cause is None else [],
         facts={name: words for name, words in facts_of(checked).items() if words or name == "engine"},
         not_tested=checked.not_tested,
         sections=[section for section in sections_of(checked) if section.blocks],
         figures=figures_of(checked),
         cases=junit_cases(checked),
+    )
+
+
+def is_in_the_network(total: Total) -> bool:
+    return (
+        total.first_wrong is not None
+        and total.verdict is Verdict.BUG
+        and all(cause.suspect != SAMPLER for cause in total.causes)
     )
 
 

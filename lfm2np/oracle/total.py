@@ -8,10 +8,20 @@ from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.everywhere import constant_cause, unrelated_cause
-from lfm2np.oracle.causes.findings import CERTAIN, EVERYWHERE, GUESS, LIKELY, UNSTEADY, Suspicion, findings, requests_of
+from lfm2np.oracle.causes.findings import (
+    CERTAIN,
+    EVERYWHERE,
+    GUESS,
+    LIKELY,
+    MOST_CAUSES,
+    UNSTEADY,
+    Suspicion,
+    findings,
+    requests_of,
+)
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.other_formats import Fit, other_format
-from lfm2np.oracle.causes.replies import contradictions, reply_cause
+from lfm2np.oracle.causes.replies import SAMPLER, chosen_cause, contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
@@ -86,7 +96,7 @@ def total(
     evidence = Evidence(model, format_name, pairs, positions, Known() if known is None else known, progress)
     is_off = bool(wrong) or size_of(positions) > OFF
     causes = findings(positions) if is_off else []
-    cause = reply_cause(evidence) if wrong else None
+    cause = (reply_cause(evidence) or chosen_cause(positions)) if wrong else None
     seen: ConstantSearch | None = None
     is_split = bool(causes) and causes[0].explained is not None
     if cause is None and wrong and not (is_split and causes[0].sure != GUESS):
@@ -95,7 +105,8 @@ def total(
         seen = search_constants(evidence, is_off, constants)
         cause = constant_cause(seen, is_off)
     if cause is not None:
-        verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause]
+        more = causes if cause.suspect == SAMPLER else []
+        verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause, *more][:MOST_CAUSES]
     elif is_off or chance_together(positions) < FLIPS_LIMIT:
         verdict, reasons, causes = beyond_its_format(evidence, causes or findings(positions))
     else:

@@ -46,12 +46,19 @@ SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed o
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
 DRAWN_AT_1, DRAWN_TOKENS = 96, 5  # such prompts at temperature 1, and the tokens of each: fewer hide a top_p of 0.9
 HALF = 0.5  # the temperature of such tokens, too
-PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 1.5, "frequency_penalty": 1.5}
+PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 2.0, "frequency_penalty": 2.0}
 BIAS = 20.0  # of one token, which the greedy answer then repeats
-FILTERS = {"top_k": 3, "top_p": 0.5, "min_p": 0.5}
-FILTERED = 12  # prompts whose tokens are drawn with each
-PROCESSED = (*FILTERS, *PENALTIES, "logit_bias")
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
+FILTERS: tuple[dict[str, float], ...] = (  # at the higher temperature a token beyond the third comes more often
+    {"top_k": 3, "temperature": HOT},
+    {"top_p": 0.5},
+    {"min_p": 0.5},
+    {"top_p": 0.5, "temperature": HALF},
+    {"min_p": 0.3, "temperature": HALF},
+    {"top_k": 8, "top_p": 0.5, "temperature": 0.7},
+)
+PENALISED, FILTERED = 3, 12  # rounds with all kinds, and with filters, of which few tokens tell little
+PROCESSED = ("top_k", "top_p", "min_p", *PENALTIES, "logit_bias")
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
 STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
 REPEATED = (24, 64, 264)  # tokens of prompts that come back, one of them whole blocks; a hit with blocks of up to 256
@@ -340,18 +347,18 @@ def temperatures(writer: Writer) -> Iterator[list[Request]]:
 def processors(writer: Writer) -> Iterator[list[Request]]:
     """Greedy answers with a penalty or a bias, and a few drawn tokens with a filter: one of each alone, then all kinds
     beside each other and beside plain requests."""
-    seeds = itertools.count(5000)
+    seeds = itertools.count(int(writer.random.integers(2**30)))
 
     def one_of_each() -> list[Request]:
         biased = {int(writer.random_ids((1, 1))[0, 0]): BIAS}
         greedy_ones = [{name: value} for name, value in PENALTIES.items()] + [{"logit_bias": biased}]
-        requests = [changed(writer.request(writer.ids(9)), **params) for params in greedy_ones]
-        drawn = [(writer.request(writer.drawn_ids(3), FEW, next(seeds)), {name: FILTERS[name]}) for name in FILTERS]
+        requests = [changed(writer.request(writer.ids(9), 2 * NEW), **params) for params in greedy_ones]
+        drawn = [(writer.request(writer.drawn_ids(3), 2, next(seeds)), params) for params in FILTERS]
         return requests + [changed(request, **params) for request, params in drawn]
 
     yield from ([request] for request in one_of_each())
-    requests = [request for _ in range(2) for request in [*one_of_each(), writer.request(writer.ids(9))]]
-    for _ in range(FILTERED - 3):
+    requests = [request for _ in range(PENALISED) for request in [*one_of_each(), writer.request(writer.ids(9))]]
+    for _ in range(FILTERED - PENALISED):
         requests += one_of_each()[-len(FILTERS) :]
     for start in range(0, len(requests), writer.at_once):
         yield requests[start : start + writer.at_once]
@@ -455,7 +462,7 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Trace
 def option_of(request: Request) -> str:
     """The most demanding of what a greedy request in one piece lacks; empty for such a request."""
     options = {
-        **dict.fromkeys(request.processors, True),
+        " and ".join(request.processors): bool(request.processors),
         "stop": request.stop is not None,
         "samples": request.params.n > 1,
         "stream": request.streamed,

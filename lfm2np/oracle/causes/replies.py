@@ -14,16 +14,18 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from lfm2np.oracle.causes.findings import CERTAIN, Suspicion
+from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
 from lfm2np.oracle.causes.groups import FINE
 from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import Verdict, size_of
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, size_of
+from lfm2np.oracle.report.report import plural
 
 Row = Mapping[int, float]  # log-probabilities at one position, by token
+SAMPLER = "no operator or weight, but how tokens are chosen from right logits, or parameters of another request"
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
 FIRST = 4  # answers on which a way is tried first
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
@@ -219,6 +221,20 @@ def temperature_of(parts: Sequence[Part]) -> float | None:
 
 
 # --- a reply against itself
+
+
+def chosen_cause(positions: Sequence[Position]) -> Suspicion | None:
+    """That each wrong token has its right log-probability: the network is right, and another token was chosen."""
+    wrong = [position for position in positions if position.is_wrong]
+    is_right = [
+        position.is_flip and position.error_ratio is not None and abs(position.error_ratio) <= LIMIT
+        for position in wrong
+    ]
+    if not wrong or not all(is_right):
+        return None
+    names, asked = requests_of(positions)
+    words = f"{plural(len(wrong), 'token')} in {len(names)} of {len(asked)} requests"
+    return Suspicion(CERTAIN, f"wrong tokens, of which each log-probability is right: {words}", SAMPLER)
 
 
 def contradictions(pairs: Sequence[Pair]) -> list[str]:

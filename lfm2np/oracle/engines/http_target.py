@@ -281,7 +281,7 @@ class HttpTarget:
             takes_sampling=dialect.raw_logprobs and works(drawn),
             takes_samples=dialect.takes_samples and works(changed(drawn, n=2)),
             takes_streams=is_whole and self._takes_stream(heard),
-            takes_cold=self.body(cold) != self.body(request),
+            takes_cold=self.body(cold) != self.body(request) and works(cold),
             tells_texts=tokenizer is None
             or all(
                 answer.text != "" or not tokenizer.decode(answer.ids)

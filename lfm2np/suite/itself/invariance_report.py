@@ -39,7 +39,11 @@ def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: S
         findings += [Finding("not judged", what_of(each) or "not judged", each.relation.name) for each in unknown]
         findings = findings or [Finding("not judged", "no relation was judged")]
     told = (Outcome.BROKEN, *((Outcome.UNKNOWN,) if code == OPEN else ()))
-    others = [f"{each.relation.name}: {what_of(each)}" for each in held if each.outcome not in told and what_of(each)]
+    others = [
+        f"{each.relation.name}: {what_of(each)}"
+        for each in held
+        if each.outcome not in told and each.why not in (OUT_OF_TIME, INTERRUPTED) and what_of(each)
+    ]
     besides = [*([] if code == OPEN else unanswered), *others, *notes]
     out = [f"{name}: {folder}" for name, folder in (folders or {}).items()]
     holding = sum(each.outcome in HOLDS for each in held)

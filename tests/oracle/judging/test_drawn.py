@@ -61,16 +61,21 @@ def test_how_tokens_are_drawn_is_the_only_cause(model: Model) -> None:
         assert first == f"1 answer that no right engine gives, first of {cause[0]}: {words}" and others == more
 
 
+def ranked(model: Model, prompt: tuple[int, ...], rank: int) -> Answer:
+    """Always the token of this rank."""
+    ids = list(prompt)
+    for _ in range(2):
+        ids.append(int(np.argsort(-model.logits(ids)[-1])[rank]))
+    return Answer(tuple(ids[len(prompt) :]))
+
+
 @pytest.mark.parametrize(("rank", "words"), [(0, "greedily"), (1, "with the second likeliest token always")])
 def test_each_of_several_samples_is_judged_by_itself(model: Model, rank: int, words: str) -> None:
     pairs, params = [], SamplingParams(n=3, max_tokens=2, ignore_eos=True)
     for request, _ in drawn_at(1.0, 0)[:24]:
         prompt, seed = request.prompt_token_ids, request.params.seed
-        first, _, last = (each.token_ids for each in LLM().generate([prompt], replace(params, seed=seed))[0].outputs)
-        ids = list(prompt)
-        for _ in range(2):  # always the token of this rank
-            ids.append(int(np.argsort(-model.logits(ids)[-1])[rank]))
-        answers = map(Answer, (first, tuple(ids[len(prompt) :]), last))
+        first, _, last = LLM().generate([prompt], replace(params, seed=seed))[0].outputs
+        answers = (Answer(first.token_ids), ranked(model, prompt, rank), Answer(last.token_ids))
         pairs += zip(samples_of(changed(request, n=3, max_tokens=2)), answers, strict=True)
     cause = drawn_wrongly(model, pairs, [], Known())
     assert cause is not None and f"of sample 1 are drawn as if {words}" in cause[1]

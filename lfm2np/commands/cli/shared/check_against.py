@@ -72,7 +72,7 @@ def compared(arguments: argparse.Namespace) -> tuple[Report, bool]:
         asking = against.asking(arguments, stack)
         with progress_bar("relations") as asking.report:
             asking.run(chosen(arguments))
-        broken = asking.broken if arguments.report else []
+        broken = asking.broken if arguments.report and not asking.is_interrupted else []  # each is played again
         folders = {held.relation.name: written(arguments, asking, held) for held in broken}
     return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD]), asking.is_interrupted
 

@@ -21,6 +21,7 @@ from lfm2np.oracle.engines.dialects.dialect import (
 from lfm2np.oracle.engines.records import Request
 
 REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
+ORDER = ("penalties", "temperature", "min_p", "top_k", "top_p")  # vLLM's
 Entries = list[dict[str, Any]]  # one a token
 
 
@@ -48,9 +49,12 @@ def request_of(request: Request, extras: Extras) -> dict[str, Any]:
 
 
 def renamed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Its repetition penalty has another name, and counts the last 64 tokens only, unless it is told otherwise."""
+    """Unless it is told otherwise, its repetition penalty, of another name, counts the last 64 tokens only, and filters
+    come before the temperature."""
     penalty = fields.pop("repetition_penalty", None)
-    return fields if penalty is None else {**fields, "repeat_penalty": penalty, "repeat_last_n": -1}
+    if penalty is not None:
+        return {**fields, "repeat_penalty": penalty, "repeat_last_n": -1}
+    return {**fields, "samplers": ORDER} if {"top_k", "top_p", "min_p"} & fields.keys() else fields
 
 
 def some_ids(ids: list[Any], reading: Reading) -> list[Any] | None:
