@@ -130,8 +130,9 @@ class HttpTarget:
         self.client.close()
 
     def body(self, request: Request) -> dict[str, Any]:
-        """What is sent for the request."""
-        dialect, extras, _ = self.spoken()
+        """What is sent for the request; not that it is cold, where that is refused."""
+        dialect, extras, abilities = self.spoken()
+        request = request if abilities.takes_cold else replace(request, cold=False)
         return {**dialect.request(request, extras), **self._fields}
 
     def with_text(self, request: Request) -> Request:
@@ -261,6 +262,7 @@ class HttpTarget:
             can_abort=True,
             takes_seeds=dialect.takes_seeds,
             processors=dialect.processors,
+            takes_cold=True,  # until it is tried
             is_streaming=self.is_streaming,
             slots=slots,
             longest=self.number_at(each.longest for each in dialects.DIALECTS),

@@ -80,7 +80,9 @@ def excluded(answers: Sequence[Viewed]) -> dict[str, str]:
         wrong = np.flatnonzero(np.isneginf(each.high))
         if len(wrong):
             token = each.answer.ids[wrong[0]]
-            faults[each.request.request_id] = f"new token {wrong[0] + 1} is {token}, which {why(each.request)}"
+            words = words_of(each.request)
+            why = f"{words} excludes" if each.request.is_sampled else f"is not the likeliest with {words}"
+            faults[each.request.request_id] = f"new token {wrong[0] + 1} is {token}, which {why}"
     return faults
 
 
@@ -125,7 +127,6 @@ def item_of(pair: Pair, slack: float) -> dict[str, Any]:
     return item
 
 
-def why(request: Request) -> str:
+def words_of(request: Request) -> str:
     values = {name: getattr(request.params, name) for name in request.processors}
-    words = " and ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in values.items())
-    return f"{words} excludes" if request.is_sampled else f"is not the likeliest with {words}"
+    return " and ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in values.items())

@@ -408,6 +408,14 @@ def test_penalties_and_filters_have_the_names_that_each_server_gives_them() -> N
     assert {name: body[name] for name in expected} == expected and "repetition_penalty" not in body
 
 
+def test_a_server_that_refuses_a_salt_gets_none(vllm: Player) -> None:
+    vllm.play = lambda path, body: None if "cache_salt" in body else play_vllm(path, body)
+    target = target_of(vllm)
+    assert not target.probe().takes_cold
+    (answer,) = answers_to(target, [request_of("a", cold=True)])
+    assert answer.error is None and answer.token_ids is not None
+
+
 def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
     vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
     target = target_of(vllm)

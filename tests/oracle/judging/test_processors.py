@@ -15,6 +15,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.choice import distribution
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
+from lfm2np.oracle.causes.replies import SAMPLER
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.protocol import Factory
@@ -124,6 +125,21 @@ def test_penalties_of_another_request_are_seen(model: Model) -> None:
     target = PythonTarget(lambda path, sizes: Mixed(loaded(path, "float32"), {**PLENTY, **sizes}), model.path)
     result = checked_target(model, target, cases=("processors",), at_once=8)
     assert result.total.verdict is Verdict.BUG
+
+
+@pytest.mark.slow
+def test_wrong_tokens_with_right_log_probabilities_are_the_samplers(model: Model) -> None:
+    """Nothing that --locate records would be wrong."""
+
+    class Penalising(Own):
+        def add(self, request: Request) -> None:
+            super().add(changed(request, presence_penalty=2.0))
+
+    target = PythonTarget(lambda path, sizes: Penalising(loaded(path, "float32"), {**PLENTY, **sizes}), model.path)
+    result = checked_target(model, target, cases=("neighbours", "slot-reuse"), at_once=8)
+    assert result.total.causes[0].suspect == SAMPLER and result.total.causes[0].sure == "certain"
+    assert result.total.counts["BUG"] > 0 and "DRIFT" not in result.total.counts
+    assert not report_of(result).next_steps
 
 
 def test_a_greedy_answer_with_a_penalty_need_not_be_the_likeliest(model: Model) -> None:
