@@ -42,7 +42,7 @@ def record(**fields: Any) -> dict[str, Any]:
 def test_a_recipe_is_whole_and_names_nothing_of_this_machine(recipe: Recipe, variant: Variant):
     assert recipe.pins
     assert set(recipe.shown) <= {*recipe.pins, *recipe.programs, "gguf"}
-    assert {variant.expected, variant.finds} <= {*OUTCOMES.values(), "untold", ""}
+    assert variant.expected in OUTCOMES.values()
     assert ("{port}" in variant.target) == ("{port}" in variant.start)
     assert (HERE.parent / variant.model / "config.json").exists()
     for name in re.findall(r"{here}/(\S+)", f"{variant.target} {variant.start}"):
