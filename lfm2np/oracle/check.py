@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.listed import not_the_likeliest
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.processors import wrong_choices
+from lfm2np.oracle.judging.processors import with_processors, wrong_choices
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
@@ -83,6 +83,7 @@ class Checked:
     left: int = 0  # asks that were not needed after a wrong answer
     earlier: str = ""  # answers that were there before, in words
     repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
+    unjudged: tuple[str, ...] = ()  # ids of requests of a mixture, of which it is unknown what their processors exclude
 
     @cached_property
     def groups(self) -> dict[str, dict[str, Group]]:
@@ -92,7 +93,7 @@ class Checked:
     @property
     def not_tested(self) -> list[str]:
         """What the verdict does not cover, in words."""
-        words = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+        words = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions, self.unjudged)
         if self.total.constants is None and self.total.rms > 0.0 and self.total.verdict not in WRONG:
             words.append(f"constants that are off by less than {self.format} rounds (--constants)")
         return words
@@ -172,7 +173,8 @@ def judged(
     tokenizer = model.tokenizer if model.has_tokenizer else None
     drawn = drawn_wrongly(model, pairs, positions, known)
     more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
-    more |= wrong_choices(model, format_name, pairs, known)
+    processed, unjudged = with_processors(model, format_name, pairs, known)
+    more |= wrong_choices(model, format_name, processed, known)
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
@@ -181,7 +183,8 @@ def judged(
         verdict = replace(verdict, causes=tuple(with_hits(verdict.causes, pairs, positions)))
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, grounds=(*verdict.grounds, f"probed as {'; '.join(abilities.refused)}"))
-    return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
+    not_judged = tuple(request.request_id for request, _ in unjudged)
+    return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict, unjudged=not_judged)
 
 
 def needs_repeats(result: Checked) -> bool:

@@ -54,9 +54,15 @@ def case_of(request_id: str) -> str:
 
 
 def not_tested(
-    abilities: Abilities, pairs: Sequence[Pair], not_put: Sequence[str], left: int, positions: Sequence[Position]
+    abilities: Abilities,
+    pairs: Sequence[Pair],
+    not_put: Sequence[str],
+    left: int,
+    positions: Sequence[Position],
+    unjudged: Sequence[str] = (),
 ) -> list[str]:
-    """What this check does not cover, in words: not wanted, not possible, or not answered."""
+    """What this check does not cover, in words: not wanted, not possible, or not answered. `unjudged`: ids of requests
+    whose processors were not judged."""
     batch, early, hits = largest_batch(abilities, pairs), early_ends(pairs), prefix_hits(pairs)
     silent = sum(position.error_ratio is None for position in positions)
     answers = [answer for _, answer in pairs if answer.token_ids]
@@ -85,6 +91,9 @@ def not_tested(
         "texts": answers and not any(answer.text for answer in answers),
         "log-probabilities of prompts": not any(answer.prompt_logprobs for answer in answers),
         f"requests with {', '.join(unsent)}": unsent,
+        f"which tokens penalties, filters and biases exclude, in {len(unjudged)} requests (routes are not reported)": (
+            unjudged
+        ),
         f"preempted requests{unless} (lfm2np fuzz)": True,
     }
     return [words for words, is_so in lines.items() if is_so]

@@ -25,7 +25,10 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, size_of
 from lfm2np.oracle.report.report import plural
 
 Row = Mapping[int, float]  # log-probabilities at one position, by token
-SAMPLER = "no operator or weight, but how tokens are chosen from right logits, or parameters of another request"
+SAMPLER = (
+    "how tokens are chosen from right logits, or parameters of another request; no operator, unless the "
+    "log-probabilities are of a second pass"
+)
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
 FIRST = 4  # answers on which a way is tried first
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only

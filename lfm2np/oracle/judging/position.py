@@ -74,10 +74,11 @@ def judged(request: Request, answer: Answer, scored: Scored, bits: int, layers: 
     tokens = [
         Token(request, row, request.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)
     ]
+    is_new = request.is_greedy
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        tokens.append(Token(request, row, token_id, request.is_greedy, logprob, tops))
+        tokens.append(Token(request, row, token_id, is_new, logprob, tops))
     return [
         with_route(judged_token(token, scored, strict[token.row], loose.get(token.row)), scored, routes, layers)
         for token in tokens

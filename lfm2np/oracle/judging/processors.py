@@ -22,7 +22,7 @@ from lfm2np.oracle.judging.allowed import resolution
 from lfm2np.oracle.judging.drawn import AS_IF, ERROR, STAKE
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
-from lfm2np.oracle.judging.scored import Known, spoken, truths_of, usable
+from lfm2np.oracle.judging.scored import Known, Scored, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import FIELDS, VIEWS, view_of
@@ -46,20 +46,32 @@ class Viewed(NamedTuple):
     high: NDArray[np.float64]
 
 
-def wrong_choices(model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known) -> dict[str, str]:
+def with_processors(
+    model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known
+) -> tuple[list[Pair], list[Pair]]:
+    """Answers to requests with processors: those that can be judged, and those that can't, as in a mixture of experts
+    without reported routes another expert, which a right engine may take, changes any logit."""
+    asked = [pair for pair in usable(pairs) if pair[0].processors and set(pair[0].processors) <= set(FIELDS)]
+    truths, is_fine = truths_of(model, asked, known), format_named(format_name).is_fine
+
+    def is_open(pair: Pair) -> bool:
+        truth = truths[spoken(*pair)]
+        margins = Scored(truth, known.noises[format_name, truth.spoken]).margins
+        if margins is None or pair[1].routes is not None:
+            return False
+        return not is_fine or bool(np.any(margins[: len(pair[0].prompt_token_ids) + len(pair[1].ids)] <= LIMIT))
+
+    split: tuple[list[Pair], list[Pair]] = ([], [])
+    for pair in asked:
+        split[is_open(pair)].append(pair)
+    return split
+
+
+def wrong_choices(model: LoadedModel, format_name: str, asked: Sequence[Pair], known: Known) -> dict[str, str]:
     """By id, answers with an excluded token, which is named, or by which it shows that filters leave one token only.
 
-    `known` has the noise of them all. In a mixture of experts only with reported routes, as others may change any
-    logit.
+    `known` has the noise of them all.
     """
-    is_mixture = bool(model.config.sparse_layers)
-    asked = [
-        (request, answer)
-        for request, answer in usable(pairs)
-        if request.processors
-        and set(request.processors) <= set(FIELDS)
-        and (answer.routes is not None or not is_mixture)
-    ]
     truths, bits = truths_of(model, asked, known), format_named(format_name).bits
     of_pairs = [truths[spoken(*pair)] for pair in asked]
     slacks = [

@@ -16,11 +16,12 @@ from lfm2np.engine.sampling.choice import distribution
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes.replies import SAMPLER
-from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.processors import wrong_choices
 from lfm2np.oracle.judging.scored import Known
@@ -172,3 +173,15 @@ def test_a_parameter_that_is_refused_is_not_tested(model: Model) -> None:
     result = checked(Lacking)
     assert not any(request.processors for request, _ in result.pairs)
     assert CASES["processors"].option in result.not_tested
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_what_a_mixture_without_routes_leaves_open_is_said(model: Model, published: Model, form: str) -> None:
+    """In a coarse format any token may have gone to another expert."""
+    pairs = [(greedy("a", (1, 5, 2), 1, presence_penalty=1.0, case="processors"), Answer((7,)))]
+    for each in (model, published):
+        is_open = each is published and form == "bfloat16"
+        result = judged(each, Abilities("any"), form, pairs)
+        assert result.unjudged == (("a",) if is_open else ())
+        assert any("in 1 requests (routes are not reported)" in line for line in result.not_tested) == is_open
+        assert result.pairs[0][1].is_refuted != is_open
