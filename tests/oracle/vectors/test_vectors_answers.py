@@ -32,7 +32,7 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.set_files import document_text, packaged_set, read_set
+from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
 
 pytestmark = pytest.mark.slow
 
@@ -359,6 +359,14 @@ def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str | fault
 
 
 SOME = ("short-2-text", "border-15", "border-16", "decode-32", "beside-3")  # and all beside it
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
+    document = read_set(packaged_set(name))
+    judged = vectors_plain.judge(document, played(load(FIXTURES / name), document), "float32")
+    assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.fixture(scope="module")
