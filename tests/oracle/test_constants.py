@@ -13,7 +13,14 @@ from engines import QUICK, checked, checked_right
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.everywhere import constant_cause
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Projection, Reported
+from lfm2np.oracle.judging.constants import (
+    CONSTANTS_END,
+    SOFT_CAP,
+    Constant,
+    ConstantSearch,
+    Projection,
+    Reported,
+)
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -81,9 +88,9 @@ def test_a_constant_is_no_cause_of_what_it_leaves_wrong_however_many_positions_a
     random = np.random.default_rng(0)
     errors, effect = random.normal(size=(2, 1000))
     errors[:100] *= 300.0
-    reported = Reported([], [], errors, np.ones(1000))
+    reported = Reported([], [], errors, np.ones(1000), bits=24)
     assert Projection("x", effect, reported).explained(0.1).left > 0.9
-    reported = Reported([], [], np.where(errors > 10.0, 300.0, 1.0) * effect, np.ones(1000))
+    reported = Reported([], [], np.where(errors > 10.0, 300.0, 1.0) * effect, np.ones(1000), bits=24)
     assert Projection("x", np.asarray(reported.errors), reported).explained(1.0).left == 0.0
 
 
@@ -93,9 +100,11 @@ def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> No
     sizes: Any = SimpleNamespace(vocab_size=512)
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
-    reported = Reported([sizes], [], share * 50 * effect + random.normal(size=size), scales)
+    reported = Reported([sizes], [], share * 50 * effect + random.normal(size=size), scales, bits=24)
     fitted = Projection("x", effect, reported).fitted(others)
     assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
     assert fitted.explained == pytest.approx(0.5, abs=0.05)
     biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
     assert Projection("x", effect, reported).fitted(biased).share == pytest.approx(0.2, abs=0.1)
+    constant, cap = (Projection(name, effect, replace(reported, bits=8)).allowance for name in ("x", SOFT_CAP))
+    assert constant - cap == pytest.approx(2.0**-8 - CONSTANTS_END)  # a constant is rounded, a soft cap is none
