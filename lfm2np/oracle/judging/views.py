@@ -15,6 +15,7 @@ R answer tokens, W views, X tolerances, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,11 +152,19 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         logs = chosen - elementary.log(np.ldexp(mass.astype(np.float64), -WEIGHT_BITS))
         return np.where(ranks < counts, logs, -np.inf)
 
-    exact = num_kept(ascending, cumulative, view, np.zeros(len(tokens)), 0.0)
-    last = np.take_along_axis(descending, exact[:, None] - 1, axis=1)
-    kept = np.where(weights >= last, shares, 0.0)
-    kept_totals, kept_squares = exact_sum(kept, signed=False), exact_sum(kept * kept, signed=False)
-    mass = mass_errors(kept_totals / totals, kept_squares / (totals * totals), squares)
+    def sums_of(view: SamplingParams) -> tuple[Int64, Int64, Float64, Float64]:
+        """How many are kept, the weight of the last, and the sums of their shares and squares, [r] each."""
+        counts = num_kept(ascending, cumulative, view, np.zeros(len(tokens)), 0.0)
+        last = np.take_along_axis(descending, counts[:, None] - 1, axis=1)
+        kept = np.where(weights >= last, shares, 0.0)
+        return counts, last[:, 0], exact_sum(kept, signed=False), exact_sum(kept * kept, signed=False)
+
+    exact, last, kept_totals, kept_squares = sums_of(view)
+    before = replace(
+        view, top_p=1.0, min_p=view.min_p if view.profile == "vllm" else 0.0
+    )  # what top_p takes a share of
+    _, _, before_totals, before_squares = sums_of(before)
+    mass = mass_errors(kept_totals / before_totals, kept_squares / before_totals**2, before_squares / before_totals**2)
     low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
     for number, tolerance in enumerate(tolerances):
         slack = tolerance / view.temperature
@@ -170,7 +179,7 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         "low": low,
         "high": high,
         "squares": kept_squares / (kept_totals * kept_totals),
-        "least": elementary.log(np.ldexp(last[:, 0].astype(np.float64), -WEIGHT_BITS)),
+        "least": elementary.log(np.ldexp(last.astype(np.float64), -WEIGHT_BITS)),
     }
 
 
@@ -188,7 +197,8 @@ def num_kept(ascending: Int64, cumulative: Int64, view: SamplingParams, mass: Fl
 
     ascending [r, V] are the weights times -1, cumulative [r, V] their sums from the likeliest token on.
     Without either exactly those of choice.filtered. Two logits differ by up to twice the error of one: sqrt(2) times,
-    if their errors are independent.
+    if their errors are independent. What is so near to the k-th may tie with it in a coarse format, and top_k keeps all
+    that tie: top_p then takes its share of more.
     """
     size = ascending.shape[1]
     kept = places(ascending, np.zeros(len(ascending), np.int64))  # those above 0
@@ -198,7 +208,9 @@ def num_kept(ascending: Int64, cumulative: Int64, view: SamplingParams, mass: Fl
             least = np.ceil(np.ldexp(view.min_p * factor, WEIGHT_BITS)).astype(np.int64)
             kept = np.minimum(kept, places(ascending, np.repeat(1 - least, len(ascending))))
         elif name == "top_k" and 0 < view.top_k < size:
-            kept = np.minimum(kept, places(ascending, 1 + ascending[:, view.top_k - 1]))
+            factor = elementary.exp(np.array([-SQRT2 * max(0.0, slack)]))
+            least = np.ceil(-ascending[:, view.top_k - 1] * factor).astype(np.int64)
+            kept = np.minimum(kept, places(ascending, 1 - least))
         elif name == "top_p" and view.top_p < 1.0:
             totals = np.take_along_axis(cumulative, np.maximum(kept, 1)[:, None] - 1, axis=1)[:, 0]
             enough = [
