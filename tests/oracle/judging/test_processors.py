@@ -25,7 +25,7 @@ from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.processors import wrong_choices
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.judging.views import viewed
 from lfm2np.oracle.workloads import CASES, PENALTIES, PROCESSED
 from lfm2np.suite.adapters import Own
@@ -73,7 +73,7 @@ def test_just_what_the_sampler_can_not_choose_is_excluded(model: Model, name: st
 @pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_p": 0.5, "top_k": 8}, {"top_p": 0.7, "min_p": 0.6}])
 @pytest.mark.parametrize("step", [2.0**-20, 2.0**-5])
 def test_no_token_is_excluded_that_rounding_lets_in(step: float, filters: dict[str, Any], profile: str) -> None:
-    """In a coarse format hundreds may tie with the eighth, as in bfloat16 once under vLLM: of them all the likeliest has
+    """In a coarse format hundreds may tie with the eighth, as once in vLLM's bfloat16: of all these the likeliest has
     less than the half that it has of eight."""
     params = SamplingParams(**filters, temperature=0.7, profile=profile)
     for seed in range(10):
