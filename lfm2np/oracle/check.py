@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.listed import not_the_likeliest
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.processors import with_processors, wrong_choices
+from lfm2np.oracle.judging.processors import can_be_judged, wrong_choices
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
@@ -132,6 +132,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
             return True
         from_here = 0 if model.config.sparse_layers else done  # in a mixture all answers count for each
         new = [(request, fitting(request, answer, model.config)) for request, answer in pairs[from_here:]]
+        new = [pair for pair in new if can_be_judged(model, format_name, pair)]
         done = len(pairs)
         return not (
             any(answer.is_refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known))
@@ -166,6 +167,8 @@ def judged(
 
     pairs = [(request, fitting(request, answer, model.config)) for request, answer in pairs]
     pairs = agreement.without_refusals(pairs)
+    unjudged = tuple(pair[0].request_id for pair in pairs if not can_be_judged(model, format_name, pair))
+    pairs = [pair for pair in pairs if pair[0].request_id not in unjudged]
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
@@ -173,8 +176,7 @@ def judged(
     tokenizer = model.tokenizer if model.has_tokenizer else None
     drawn = drawn_wrongly(model, pairs, positions, known)
     more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
-    processed, unjudged = with_processors(model, format_name, pairs, known)
-    more |= wrong_choices(model, format_name, processed, known)
+    more |= wrong_choices(model, format_name, pairs, known)
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
@@ -183,8 +185,7 @@ def judged(
         verdict = replace(verdict, causes=tuple(with_hits(verdict.causes, pairs, positions)))
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, grounds=(*verdict.grounds, f"probed as {'; '.join(abilities.refused)}"))
-    not_judged = tuple(request.request_id for request, _ in unjudged)
-    return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict, unjudged=not_judged)
+    return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict, unjudged=unjudged)
 
 
 def needs_repeats(result: Checked) -> bool:

@@ -46,33 +46,31 @@ class Viewed(NamedTuple):
     high: NDArray[np.float64]
 
 
-def with_processors(
-    model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known
-) -> tuple[list[Pair], list[Pair]]:
-    """Answers to requests with processors: those that can be judged, and those that can't, as in a mixture of experts
-    without reported routes another expert, which a right engine may take, changes any logit."""
-    asked = [pair for pair in usable(pairs) if pair[0].processors and set(pair[0].processors) <= set(FIELDS)]
-    truths, is_fine = truths_of(model, asked, known), format_named(format_name).is_fine
-
-    def is_open(pair: Pair) -> bool:
-        truth = truths[spoken(*pair)]
-        margins = Scored(truth, known.noises[format_name, truth.spoken]).margins
-        if margins is None or pair[1].routes is not None:
-            return False
-        return not is_fine or bool(np.any(margins[: len(pair[0].prompt_token_ids) + len(pair[1].ids)] <= LIMIT))
-
-    split: tuple[list[Pair], list[Pair]] = ([], [])
-    for pair in asked:
-        split[is_open(pair)].append(pair)
-    return split
+def can_be_judged(model: LoadedModel, format_name: str, pair: Pair) -> bool:
+    """Not in a mixture of experts whose routes are not reported, in a format in which any token may have gone to other
+    experts: that changes any logit. And tokens that a bias repeats err alike, from which noise.loosened would estimate
+    what other experts do to others.
+    """
+    is_open = bool(model.config.sparse_layers) and pair[1].routes is None and not format_named(format_name).is_fine
+    return not (is_open and pair[0].processors)
 
 
-def wrong_choices(model: LoadedModel, format_name: str, asked: Sequence[Pair], known: Known) -> dict[str, str]:
+def wrong_choices(model: LoadedModel, format_name: str, pairs: Sequence[Pair], known: Known) -> dict[str, str]:
     """By id, answers with an excluded token, which is named, or by which it shows that filters leave one token only.
 
-    `known` has the noise of them all.
+    `known` has the noise of them all. Without those of a mixture in which, as no routes are reported, a near tie may
+    have gone to another expert.
     """
-    truths, bits = truths_of(model, asked, known), format_named(format_name).bits
+    asked = [pair for pair in usable(pairs) if pair[0].processors and set(pair[0].processors) <= set(FIELDS)]
+    truths = truths_of(model, asked, known)
+
+    def is_certain(pair: Pair) -> bool:
+        truth = truths[spoken(*pair)]
+        margins = Scored(truth, known.noises[format_name, truth.spoken]).margins
+        count = len(pair[0].prompt_token_ids) + len(pair[1].ids)
+        return pair[1].routes is not None or margins is None or bool((margins[:count] > LIMIT).all())
+
+    asked, bits = list(filter(is_certain, asked)), format_named(format_name).bits
     of_pairs = [truths[spoken(*pair)] for pair in asked]
     slacks = [
         slack_of(pair, truth, known.noises[format_name, truth.spoken], bits)
