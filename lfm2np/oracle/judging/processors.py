@@ -48,8 +48,7 @@ class Viewed(NamedTuple):
 
 def can_be_judged(model: LoadedModel, format_name: str, pair: Pair) -> bool:
     """Not in a mixture of experts whose routes are not reported, in a format in which any token may have gone to other
-    experts: that changes any logit. And tokens that a bias repeats err alike, from which noise.loosened would estimate
-    what other experts do to others.
+    experts: that changes any logit.
     """
     is_open = bool(model.config.sparse_layers) and pair[1].routes is None and not format_named(format_name).is_fine
     return not (is_open and pair[0].processors)
