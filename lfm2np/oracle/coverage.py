@@ -18,6 +18,7 @@ from lfm2np.oracle.engines.records import PROCESSORS, Pair, Request, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.prefix_hits import prefix_hits
+from lfm2np.oracle.report.report import plural
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, PROCESSED, option_of
 
 MOST_TIMES = 4  # that one request is continued
@@ -91,9 +92,7 @@ def not_tested(
         "texts": answers and not any(answer.text for answer in answers),
         "log-probabilities of prompts": not any(answer.prompt_logprobs for answer in answers),
         f"requests with {', '.join(unsent)}": unsent,
-        f"which tokens penalties, filters and biases exclude, in {len(unjudged)} requests (routes are not reported)": (
-            unjudged
-        ),
+        f"what penalties and filters exclude, in {plural(len(unjudged), 'request')} (no routes reported)": unjudged,
         f"preempted requests{unless} (lfm2np fuzz)": True,
     }
     return [words for words, is_so in lines.items() if is_so]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 
 from lfm2np.commands.cli.shared import against, format_options, work
 from lfm2np.commands.cli.shared.parser import (
@@ -16,7 +15,7 @@ from lfm2np.commands.cli.shared.parser import (
     require_times,
 )
 from lfm2np.commands.cli.shared.terminal import show_report
-from lfm2np.errors import ProofError, RequestError
+from lfm2np.errors import RequestError
 from lfm2np.suite.fuzz.sizes import BLOCK, CHUNK, EXAMPLES, GENERATING, LEAST_CONTEXT, REPLAYS, SLOTS
 from lfm2np.suite.itself.target_engine import HTTP
 
@@ -44,12 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     require_times(arguments, "minutes", "timeout", "start_seconds")
     if not 0 <= arguments.shrink_minutes < 1e7:
         raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
-    report, is_interrupted = fuzzed(arguments)
-    if is_interrupted:
-        with contextlib.suppress(ProofError):
-            show_report(arguments, report)
-        raise KeyboardInterrupt
-    show_report(arguments, report)
+    show_report(arguments, *fuzzed(arguments))
 
 
 def add_fuzz(commands: Commands) -> None:

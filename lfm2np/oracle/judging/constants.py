@@ -327,8 +327,8 @@ class Projection:
         """The share that a right library may have: constants are float32, or of the format and rounded twice, and the
         sum of exponentials may be float32 (allowed.py).
 
-        A soft cap is no constant that is rounded. Without the second vLLM's attention in bfloat16, right at each of
-        8,000 positions, has a scale that seems smaller by 0.59 %.
+        A soft cap is no constant that is rounded. Without the second the attention of vLLM 0.32.0 in bfloat16, right
+        at each position, has a scale that seems smaller by 0.59 %.
         """
         shift = most_shift(self.reported.truths[0].vocab_size)
         rounding = CONSTANTS_END if self.name == SOFT_CAP else max(CONSTANTS_END, 2.0**-self.reported.bits)

@@ -160,10 +160,8 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         return counts, last[:, 0], exact_sum(kept, signed=False), exact_sum(kept * kept, signed=False)
 
     exact, last, kept_totals, kept_squares = sums_of(view)
-    before = replace(
-        view, top_p=1.0, min_p=view.min_p if view.profile == "vllm" else 0.0
-    )  # what top_p takes a share of
-    _, _, before_totals, before_squares = sums_of(before)
+    before_top_p = replace(view, top_p=1.0, min_p=view.min_p if view.profile == "vllm" else 0.0)
+    _, _, before_totals, before_squares = sums_of(before_top_p)
     mass = mass_errors(kept_totals / before_totals, kept_squares / before_totals**2, before_squares / before_totals**2)
     low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
     for number, tolerance in enumerate(tolerances):

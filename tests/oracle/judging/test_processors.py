@@ -202,6 +202,6 @@ def test_what_a_mixture_without_routes_leaves_open_is_said(model: Model, publish
         is_open = each is published and form == "bfloat16"
         result = judged(each, Abilities("any"), form, [*pairs, (greedy("b", (1, 5), 1), Answer((7,)))])
         assert result.unjudged == (("a",) if is_open else ())
-        assert any("in 1 requests (routes are not reported)" in line for line in result.not_tested) == is_open
+        assert any("in 1 request (no routes reported)" in line for line in result.not_tested) == is_open
         refuted = [request.request_id for request, answer in result.pairs if answer.is_refuted]
         assert refuted == ([] if is_open else ["a"])

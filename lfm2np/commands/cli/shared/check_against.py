@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lfm2np.commands.cli.shared import against
 from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show_report
-from lfm2np.errors import ProofError, RequestError
+from lfm2np.errors import RequestError
 from lfm2np.oracle import chats
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.workloads import CASES
@@ -25,12 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     found before.
     """
     require(arguments)
-    report, is_interrupted = compared(arguments)
-    if is_interrupted:
-        with contextlib.suppress(ProofError):
-            show_report(arguments, report)
-        raise KeyboardInterrupt
-    show_report(arguments, report)
+    show_report(arguments, *compared(arguments))
 
 
 def require(arguments: argparse.Namespace) -> None:

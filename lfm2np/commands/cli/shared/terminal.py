@@ -104,10 +104,11 @@ def print_result(arguments: argparse.Namespace, fields: Any, text: str) -> None:
     print(json.dumps(fields) if arguments.json else terminal_text(text), flush=True)
 
 
-def show_report(arguments: argparse.Namespace, report: Report) -> None:
+def show_report(arguments: argparse.Namespace, report: Report, is_interrupted: bool = False) -> None:
     """Printed, as one JSON object with --json; and written where --report says, if the command has it.
 
-    ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open.
+    ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open; in place of both
+    KeyboardInterrupt (130) behind what an interrupted command found.
     """
     command = command_line()
     try:  # first: a file may fail to be written
@@ -116,6 +117,8 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
         discard_output()  # the reader has gone, as `head` does; the exit code still tells the verdict
     for path in vars(arguments).get("report") or ():
         write_whole(path, REPORTS[path.suffix](report, command))
+    if is_interrupted:
+        raise KeyboardInterrupt
     verdict = ": ".join([report.verdict, *(finding.sentence for finding in report.findings[:1])])
     if report.exit_code == WRONG:
         raise ProofError(verdict)
