@@ -40,7 +40,7 @@ ERRORS = (
     f"beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole errors, "
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
-NO_FIELDS = ("request", "scale", "route_chance", "flip_chance")  # of a position
+NO_FIELDS = ("request", "scale", "route_chance", "flip_chance", "context")  # of a position
 TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chance")
 SIZES = ("positions", "reported", "RMS", "worst", "flips", "bugs")  # of a group
 ODD = (

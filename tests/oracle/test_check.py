@@ -228,16 +228,22 @@ def position(margin: float, flip: bool) -> Position:
     return Position(request, 0, True, int(flip), 0, 0.0, 0.0, margin, None, None, None, Verdict.EXACT)
 
 
-@given(st.lists(st.tuples(st.floats(0, 6), st.booleans()), min_size=1, max_size=8))
-def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins: list[tuple[float, bool]]) -> None:
-    flips, chance = flip_probability([position(margin, flip) for margin, flip in coins])
+@given(st.lists(st.tuples(st.floats(0, 6), st.lists(st.booleans(), min_size=1, max_size=3)), min_size=1, max_size=8))
+def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins: list[tuple[float, list]]) -> None:
+    """Copies of a request, which have the same context, flip together."""
+    positions = [
+        replace(position(margin, flip), context=None if len(copies) == 1 else index)
+        for index, (margin, copies) in enumerate(coins)
+        for flip in copies
+    ]
+    flips, chance = flip_probability(positions)
     chances = [0.5 * math.erfc(margin / (SPREAD * math.sqrt(2))) for margin, _ in coins]
     expected = sum(
         math.prod(p if flipped else 1 - p for p, flipped in zip(chances, pattern, strict=True))
         for pattern in itertools.product((False, True), repeat=len(coins))
-        if sum(pattern) >= flips
+        if sum(flipped * len(copies) for flipped, (_, copies) in zip(pattern, coins, strict=True)) >= flips
     )
-    assert flips == sum(flip for _, flip in coins)
+    assert flips == sum(sum(copies) for _, copies in coins)
     assert chance == pytest.approx(expected, rel=1e-9)
 
 

@@ -268,15 +268,24 @@ def centred_squares(errors: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(np.mean((wide - wide.mean(axis=2, keepdims=True)) ** 2, axis=2))
 
 
-def loosened(noises: Sequence[Noise]) -> list[Noise]:
-    """Noises of engines with routes of their own, each with a spread that is at least that of all rerouted tokens.
+def rerouted_spread(noises: Sequence[Noise]) -> float:
+    """The spread of all rerouted tokens together, of engines with routes of their own; 0.0 without any.
 
     A token whose experts nearly tie may go elsewhere in an engine though it did not in those that were drawn.
     """
     rerouted = [centred_squares(noise.errors)[noise.rerouted] for noise in noises if noise.rerouted is not None]
     pooled = np.concatenate(rerouted) if rerouted else np.zeros(0)
-    least = math.sqrt(float(np.mean(pooled))) if len(pooled) else 0.0
-    return [replace(noise, spread=np.maximum(noise.spread, least)) for noise in noises]
+    return math.sqrt(float(np.mean(pooled))) if len(pooled) else 0.0
+
+
+def at_least(noise: Noise, spread: float) -> Noise:
+    return replace(noise, spread=np.maximum(noise.spread, spread))
+
+
+def loosened(noises: Sequence[Noise]) -> list[Noise]:
+    """Noises of engines with routes of their own, each with a spread that is at least that of all rerouted tokens."""
+    least = rerouted_spread(noises)
+    return [at_least(noise, least) for noise in noises]
 
 
 def num_shared_of_engine(model: LoadedModel, item: Mapping[str, Any], before: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ Under the reported routes, or under possible ones where none are reported.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.allowed import Allowed
 from lfm2np.oracle.judging.noise import allowed_by
 from lfm2np.oracle.judging.routes import OWN, difference
-from lfm2np.oracle.judging.scored import Scored
+from lfm2np.oracle.judging.scored import Scored, spoken
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
 
 
@@ -31,6 +32,7 @@ class Token(NamedTuple):
     is_new: bool
     logprob: float | None
     tops: Mapping[int, float] = MappingProxyType({})  # log-probabilities of alternatives, by token
+    context: int | None = None  # see Position
 
 
 def position(token: Token, allowed: Allowed) -> Position:
@@ -38,7 +40,7 @@ def position(token: Token, allowed: Allowed) -> Position:
 
     Its own log-probability may be reported twice, by itself and among the alternatives: both are judged.
     """
-    request, row, token_id, is_new, logprob, tops = token
+    request, row, token_id, is_new, logprob, tops, context = token
     column = allowed.at(token_id)
     exact, scale, lead = (float(of[column]) for of in (allowed.logprobs, allowed.scales, allowed.leads))
     errors = allowed.errors([*tops.items(), *([] if logprob is None else [(token_id, logprob)])])
@@ -57,6 +59,7 @@ def position(token: Token, allowed: Allowed) -> Position:
         verdict=position_verdict(is_new, token_id, allowed.best, lead, errors.ratio),
         scale=math.hypot(scale, allowed.unit / 2.0),
         flip_chance=allowed.flip_chance if is_new else None,
+        context=context,
     )
 
 
@@ -65,20 +68,21 @@ def judged(request: Request, answer: Answer, scored: Scored, bits: int, layers: 
 
     layers  the numbers of the sparse layers
     """
-    start = len(request.prompt_token_ids)
+    start, ids = len(request.prompt_token_ids), spoken(request, answer).token_ids
+    contexts = list(itertools.accumulate(ids, lambda before, token: hash((before, token)), initial=0))[1:]
     routes = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
     prompt = answer.prompt_logprobs or ([None] * (start - 1) if routes is not None else [])
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = allowed_by(scored.truth, scored.noise, bits, rows)
     loose = {} if scored.loose is None else allowed_by(scored.truth, scored.loose, bits, rows)
     tokens = [
-        Token(request, row, request.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)
+        Token(request, row, ids[row + 1], False, logprob, context=contexts[row]) for row, logprob in enumerate(prompt)
     ]
     is_new = request.is_greedy
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        tokens.append(Token(request, row, token_id, is_new, logprob, tops))
+        tokens.append(Token(request, row, token_id, is_new, logprob, tops, contexts[row]))
     return [
         with_route(judged_token(token, scored, strict[token.row], loose.get(token.row)), scored, routes, layers)
         for token in tokens
@@ -91,7 +95,7 @@ def judged_token(token: Token, scored: Scored, strict: Allowed, loose: Allowed |
     if loose is None:
         return strictly
     columns = [strict.at(token_id) for token_id in {*token.tops, token.token_id}]
-    chance = share_beyond(scored, token.row, columns, strict)
+    chance = chance_beyond(scored, token.row, columns, strict)
     other = position(token, loose)
     if strictly.verdict not in WRONG:
         return replace(strictly, error_size=other.error_size, scale=other.scale, route_chance=chance)
@@ -100,19 +104,28 @@ def judged_token(token: Token, scored: Scored, strict: Allowed, loose: Allowed |
     return replace(other, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
 
 
-def share_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Allowed) -> float:
-    """Of emulated engines with routes of their own, the share that these columns would reveal."""
+def chance_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Allowed) -> float:
+    """That a right engine's routes, if they are its own, reveal themselves at these columns: by the share of emulated
+    engines of which they do. Those are few: as if one more had any near tie of the row to its other side.
+    """
     assert scored.loose is not None
     limits = strict.unit + LIMIT * strict.scales[columns]
     errors = scored.loose.errors[:, row - scored.truth.first, columns]
-    return float(np.mean(np.any(np.abs(errors) > limits, axis=1)))
+    revealed = np.any(np.abs(errors) > limits, axis=1)
+    return (float(np.sum(revealed)) + tie_at(scored, row)) / (len(revealed) + 1)
+
+
+def tie_at(scored: Scored, row: int) -> float:
+    """The chance that a right engine sends a row's token to another expert in any layer."""
+    assert scored.margins is not None
+    return 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[row])
 
 
 def with_route(position: Position, scored: Scored, routes: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
     """The position with what its reported routes [L, K] show, and the chance that they differ from the oracle's."""
     if scored.margins is None or scored.loose is not None:
         return position
-    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[position.row])
+    chance = tie_at(scored, position.row)
     if routes is None:
         return replace(position, route_chance=chance)
     assert scored.truth.preferred is not None and scored.noise.squares is not None

@@ -28,7 +28,8 @@ from lfm2np.oracle.engines.dialects import SGLANG, VLLM
 from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
 from lfm2np.oracle.judging.emulate import emulated
-from lfm2np.oracle.judging.judge import change, judge, near_ties
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.near_ties import change, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
 from lfm2np.oracle.judging.scored import Known, truths_of

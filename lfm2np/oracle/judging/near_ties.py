@@ -1,0 +1,143 @@
+"""Whether near-tied routes explain a wrong answer of a mixture of experts that reports none.
+
+A change is of one token at one layer: its last expert becomes the first that was not chosen. Some changes, one after
+another, explain an answer if the exact network with them, including all that later tokens inherit, agrees with the
+engine everywhere. An answer's error says at which row to look: no route behind it can be its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.engines.records import Pair
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.noise import at_least, noise_of
+from lfm2np.oracle.judging.position import is_wrong, judged
+from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
+from lfm2np.oracle.judging.scored import Known, Scored, judged_tokens, spoken
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
+
+MOST_REROUTED = 16  # sequences for which near ties are tried
+MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A sequence under changed routes: a change by each row that is wrong without it, the first that shows it."""
+
+    scored: Scored
+    changes: Mapping[int, RouteDifference] = field(default_factory=dict)
+
+
+def explained(
+    model: LoadedModel,
+    format_name: str,
+    pairs: Sequence[Pair],
+    by_answer: Sequence[list[Position]],
+    scored_by: Callable[[Truth], Scored],
+    truths: Sequence[Truth],
+    known: Known,
+    least: float | None = None,
+) -> list[list[Position]]:
+    """The positions of each answer; of wrong ones without reported routes, as some near ties explain them, if any do.
+
+    least  of the spread of the noise under changed routes, where other routes may differ too; see noise.rerouted_spread
+    """
+    layers, bits = model.config.sparse_layers, format_named(format_name).bits
+    tried: dict[Spoken, Explanation | None] = {}  # copies of a request are answered alike
+    results = []
+    for pair, truth, positions in zip(pairs, truths, by_answer, strict=True):
+        key = spoken(*pair)
+        if pair[1].routes is None and is_wrong(positions):
+            if key not in tried and len(tried) < MOST_REROUTED:
+                tried[key] = explanation(model, format_name, pair, scored_by(truth), positions, known, least)
+            if found := tried.get(key):
+                again = judged(*pair, found.scored, bits, layers)
+                positions = positions if is_wrong(again) else with_changes(again, found.changes)
+        results.append(positions)
+    return results
+
+
+def with_changes(positions: Sequence[Position], changes: Mapping[int, RouteDifference]) -> list[Position]:
+    return [
+        replace(position, route=changes[position.row], is_rerouted=True, verdict=Verdict.ROUTE)
+        if position.row in changes
+        else position
+        for position in positions
+    ]
+
+
+def explanation(
+    model: LoadedModel,
+    format_name: str,
+    pair: Pair,
+    scored: Scored,
+    positions: Sequence[Position],
+    known: Known,
+    least: float | None = None,
+) -> Explanation | None:
+    """At most MOST_CHANGES, of MOST_TRIES near ties each. A change is kept if the first wrong row is a later one with
+    it; where none does that, the one that leaves the smallest error there, if smaller than before: behind it, other
+    layers choose anew, perhaps at another near tie.
+    """
+    (request, answer), ids = pair, spoken(*pair).token_ids
+    layers, bits = model.config.sparse_layers, format_named(format_name).bits
+    rows = {row: sorted(tokens) for row, tokens in judged_tokens(request, answer, is_mixture=True).items()}
+    changes: dict[int, RouteDifference] = {}
+    since = 0
+    for _ in range(MOST_CHANGES):
+        first, error = first_wrong(positions)
+        best = None
+        for row, index in near_ties(scored.margins, first, since)[:MOST_TRIES]:
+            route, routes = change(scored.truth, row, index, layers[index], float(scored.margins[row, index]))
+            sequence = Spoken(ids, as_key(routes, len(ids) - 1))
+            (truth,) = spoken_truths(model, {sequence: rows}, known.place)
+            (noise,) = noise_of(model, [truth], format_name, place=known.place)
+            other = Scored(truth, noise, None if least is None else at_least(noise, least))
+            again = judged(request, answer, other, bits, layers)
+            if not is_wrong(again):
+                return Explanation(other, changes | {first: route})
+            later, size = first_wrong(again)
+            if later > first:
+                best = first, other, again, route
+                break
+            if later == first and size < error:
+                error, best = size, (row, other, again, route)
+        if best is None:
+            return None
+        since, scored, positions, changes[first] = best
+    return None
+
+
+def first_wrong(positions: Sequence[Position]) -> tuple[int, float]:
+    """The row, and the size of its error, in units of the noise; a token's lead counts as one."""
+    first = min((position for position in positions if position.is_wrong), key=lambda position: position.row)
+    return first.row, max(abs(first.error_ratio or 0.0), first.gap_ratio if first.is_new else 0.0)
+
+
+def near_ties(gaps: NDArray[np.float64] | None, last: int, first: int = 0) -> list[tuple[int, int]]:
+    """Rows and sparse layers whose route a right engine may have chosen otherwise, by its margin [T, L]; the nearest
+    tie first.
+    """
+    assert gaps is not None, "of a mixture of experts"
+    window = gaps[first : last + 1]
+    near = np.argwhere(window <= LIMIT)
+    return [(first + int(row), int(layer)) for row, layer in near[np.argsort(window[tuple(near.T)], kind="stable")]]
+
+
+def change(truth: Truth, row: int, index: int, layer: int, gap: float) -> tuple[RouteDifference, NDArray[np.int64]]:
+    """That one route changed, and the routes to force: earlier ones unchanged, later ones chosen anew."""
+    assert truth.routes is not None and truth.preferred is not None
+    route, scores = truth.routes[row, index], truth.preferred[row, index]
+    routes = np.full_like(truth.routes, OWN)
+    routes[:row] = truth.routes[:row]
+    routes[row, :index] = truth.routes[row, :index]
+    routes[row, index] = swapped(scores, route)
+    (left,), (taken,) = np.setdiff1d(route, routes[row, index]), np.setdiff1d(routes[row, index], route)
+    return RouteDifference(layer, int(taken), int(left), gap), routes
