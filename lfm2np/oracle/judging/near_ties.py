@@ -7,6 +7,7 @@ engine everywhere. An answer's error says at which row to look: no route behind 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,12 +25,12 @@ from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 
 MOST_REROUTED = 16  # sequences for which near ties are tried
-MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each
+MOST_CHANGES, MOST_TRIES = 4, 32  # rows of an answer that are explained, and near ties tried for it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
-    """A sequence under changed routes: a change by each row that is wrong without it, the first that shows it."""
+    """A sequence under changed routes: by each row that is wrong without it, the last change that is tried for it."""
 
     scored: Scored
     changes: Mapping[int, RouteDifference] = field(default_factory=dict)
@@ -82,50 +83,47 @@ def explanation(
     known: Known,
     least: float | None = None,
 ) -> Explanation | None:
-    """At most MOST_CHANGES, of MOST_TRIES near ties each. A change is kept if the first wrong row is a later one with
-    it; where none does that, the one that leaves the smallest error there, if smaller than before: behind it, other
-    layers choose anew, perhaps at another near tie.
+    """Best first: of all that was tried that is changed further whose first wrong row is the latest, and of those the
+    one with the smallest error there. Behind a change other layers choose anew, perhaps at another near tie.
     """
     (request, answer), ids = pair, spoken(*pair).token_ids
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
     rows = {row: sorted(tokens) for row, tokens in judged_tokens(request, answer, is_mixture=True).items()}
-    changes: dict[int, RouteDifference] = {}
-    since = 0
-    for _ in range(MOST_CHANGES):
-        first, error = first_wrong(positions)
-        best = None
-        for row, index in near_ties(scored.margins, first, since)[:MOST_TRIES]:
-            route, routes = change(scored.truth, row, index, layers[index], float(scored.margins[row, index]))
+    seen: set[Spoken] = set()
+    tried = [(first_wrong(positions), 0, 0, Explanation(scored))]
+    while tried and len(seen) < MOST_TRIES:
+        (before, _), _, since, found = heapq.heappop(tried)
+        gaps = found.scored.margins
+        assert gaps is not None, "of a mixture of experts"
+        for row, index in near_ties(gaps, -before, since)[: MOST_TRIES // MOST_CHANGES]:
+            route, routes = change(found.scored.truth, row, index, layers[index], float(gaps[row, index]))
             sequence = Spoken(ids, as_key(routes, len(ids) - 1))
+            if sequence in seen:
+                continue
+            seen.add(sequence)
             (truth,) = spoken_truths(model, {sequence: rows}, known.place)
             (noise,) = noise_of(model, [truth], format_name, place=known.place)
             other = Scored(truth, noise, None if least is None else at_least(noise, least))
-            again = judged(request, answer, other, bits, layers)
+            again, changes = judged(request, answer, other, bits, layers), {**found.changes, -before: route}
             if not is_wrong(again):
-                return Explanation(other, changes | {first: route})
-            later, size = first_wrong(again)
-            if later > first:
-                best = first, other, again, route
-                break
-            if later == first and size < error:
-                error, best = size, (row, other, again, route)
-        if best is None:
-            return None
-        since, scored, positions, changes[first] = best
+                return Explanation(other, changes)
+            if len(changes) < MOST_CHANGES:
+                heapq.heappush(tried, (first_wrong(again), len(seen), row, Explanation(other, changes)))
     return None
 
 
 def first_wrong(positions: Sequence[Position]) -> tuple[int, float]:
-    """The row, and the size of its error, in units of the noise; a token's lead counts as one."""
+    """Its row, negative, and the size of its error, in units of the noise, the lead of a token included: the smaller,
+    the nearer to an explanation.
+    """
     first = min((position for position in positions if position.is_wrong), key=lambda position: position.row)
-    return first.row, max(abs(first.error_ratio or 0.0), first.gap_ratio if first.is_new else 0.0)
+    return -first.row, max(abs(first.error_ratio or 0.0), first.gap_ratio if first.is_new else 0.0)
 
 
-def near_ties(gaps: NDArray[np.float64] | None, last: int, first: int = 0) -> list[tuple[int, int]]:
+def near_ties(gaps: NDArray[np.float64], last: int, first: int = 0) -> list[tuple[int, int]]:
     """Rows and sparse layers whose route a right engine may have chosen otherwise, by its margin [T, L]; the nearest
     tie first.
     """
-    assert gaps is not None, "of a mixture of experts"
     window = gaps[first : last + 1]
     near = np.argwhere(window <= LIMIT)
     return [(first + int(row), int(layer)) for row, layer in near[np.argsort(window[tuple(near.T)], kind="stable")]]
