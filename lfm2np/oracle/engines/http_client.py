@@ -193,7 +193,7 @@ def split_url(url: str) -> SplitResult:
         raise TargetError(f"the URL holds a user or password: expected none, a key belongs into {KEY_VARIABLE}")
     if not is_plain or not re.fullmatch("https?://[!-~]+", url):
         raise TargetError(f"{shortened(url, 200)!r}: expected http://HOST[:PORT][/PATH], or https")
-    return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"))
+    return parts._replace(path=re.sub("/v1(/chat)?(/completions)?$", "", parts.path.rstrip("/")))
 
 
 def read_key() -> str | None:

@@ -79,6 +79,10 @@ class Heard(NamedTuple):
         return self.dialect.takes_token_ids and "token_ids" in self.fields
 
 
+class SpoiledError(RequestError):
+    """A response in a dialect's form, with ids, but with a value that no answer has."""
+
+
 class HttpTarget:
     """A server.
 
@@ -177,12 +181,14 @@ class HttpTarget:
 
     def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
+        spoiled: list[str] = []  # responses with ids that are known to be this server's, but no answers
         taken: Heard | None = None
         for dialect, extras in self._attempts():
             try:
                 heard = self._heard(dialect, extras)
             except (BadReply, RequestError) as problem:
                 why = str(problem)
+                spoiled += [f"{dialect.name} ({dialect.path}): {why}"] * isinstance(problem, SpoiledError)
             except HttpError as problem:
                 if taken is not None:
                     break
@@ -195,6 +201,8 @@ class HttpTarget:
                 taken = taken or heard
             key = dialect.name, shortened(why, 200)
             refused.setdefault(key, f"{dialect.name} ({dialect.path}, {extras}): {key[1]}")
+        if spoiled and (taken is None or not taken.has_ids):
+            raise TargetError(f"{self.client.place}: token ids come back, but no answer: {spoiled[0]}")
         if taken is None:
             raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
         spoken, every = self._spoken_in(taken), not taken.has_ids  # then all are told, else its own
@@ -227,7 +235,7 @@ class HttpTarget:
         answer = read_answer(request, fields, why, kind_of(dialect, is_streamed=False))
         answer = validate(request, replace(answer, is_aborted=True), self._vocab_size)  # its end is the check's
         if answer.error is not None and not answer.is_refuted:
-            raise RequestError(answer.error)
+            raise (SpoiledError if "token_ids" in fields else RequestError)(answer.error)
         if dialect.takes_token_ids and "token_ids" not in fields:
             places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")

@@ -2,6 +2,7 @@
 everything wrong."""
 
 import json
+import math
 import socket
 import threading
 import time
@@ -271,7 +272,8 @@ def test_an_invalid_url_is_refused(url: str) -> None:
 
 
 def test_a_url_may_have_a_path_and_end_as_openai_clients_have_it(vllm: Player) -> None:
-    assert HttpTarget(vllm.url + "/v1/", None).probe().tells_token_ids
+    for end in ("/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions"):
+        assert HttpTarget(vllm.url + end, None).probe().tells_token_ids
     with pytest.raises(TargetError, match="no known dialect"):
         HttpTarget(vllm.url + "/behind", None).probe()
     assert vllm.seen[-1][0] == "/behind/v1/models"
@@ -315,6 +317,20 @@ def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Play
         target_of(vllm).probe()
     vllm.trouble = lambda handler: handler.say(b"<html>", Content_Type="text/html") or True
     with pytest.raises(TargetError, match=r"no known dialect: vllm .*text/html.*; text "):
+        target_of(vllm).probe()
+
+
+@pytest.mark.parametrize("value", ["-1", -math.inf, None])
+def test_a_log_probability_that_is_none_does_not_make_ids_a_text(vllm: Player, value: Any) -> None:
+    """Such a server was judged by its texts alone, and the check undecided. None: one is missing."""
+
+    def play(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        scores = [-1.0, *([] if value is None else [value])]
+        entries = {"tokens": ["token_id:9", "token_id:9"], "token_logprobs": scores}
+        return {"choices": [{"text": "x", "token_ids": [9, 9], "logprobs": entries, "finish_reason": "length"}]}
+
+    vllm.play = play
+    with pytest.raises(TargetError, match=r"token ids come back, but no answer: vllm .*logprobs"):
         target_of(vllm).probe()
 
 
