@@ -60,7 +60,7 @@ def judge(
     far = math.inf if layers else LIMIT * FAR
     by_answer = judge_by(draws, range(len(pairs))) if draws else by_enough_engines(len(pairs), judge_by, far)
     if layers:
-        by_answer = explained(model, format_name, pairs, by_answer, scored_by, of_answers, known)
+        by_answer = explained(model, format_name, pairs, by_answer, list(map(scored_by, of_answers)), known)
     return [position for positions in by_answer for position in positions]
 
 
@@ -101,15 +101,11 @@ def judged_by_share(
     own = [known.loose[form.name, truth.spoken] for truth in distinct]
     least = rerouted_spread(own)
     loose = {truth: at_least(noise, least) for truth, noise in zip(distinct, own, strict=True)}
-
-    def scored_by(truth: Truth) -> Scored:
-        return Scored(truth, known.noises[form.name, truth.spoken], loose.get(truth))
-
+    scored = [Scored(truth, known.noises[form.name, truth.spoken], loose.get(truth)) for truth in of_answers]
     by_answer = [
-        judged(*pair, scored_by(truth), form.bits, model.config.sparse_layers)
-        for pair, truth in zip(pairs, of_answers, strict=True)
+        judged(*pair, of, form.bits, model.config.sparse_layers) for pair, of in zip(pairs, scored, strict=True)
     ]
-    by_answer = explained(model, form.name, pairs, by_answer, scored_by, of_answers, known, least)
+    by_answer = explained(model, form.name, pairs, by_answer, scored, known, least)
     return [position for positions in by_answer for position in positions]
 
 

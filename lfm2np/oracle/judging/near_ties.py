@@ -8,7 +8,7 @@ engine everywhere. An answer's error says at which row to look: no route behind 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,27 +41,30 @@ def explained(
     format_name: str,
     pairs: Sequence[Pair],
     by_answer: Sequence[list[Position]],
-    scored_by: Callable[[Truth], Scored],
-    truths: Sequence[Truth],
+    scored: Sequence[Scored],
     known: Known,
     least: float | None = None,
 ) -> list[list[Position]]:
-    """The positions of each answer; of wrong ones without reported routes, as some near ties explain them, if any do.
+    """The positions of each answer; of wrong ones without reported routes, as some near ties explain them.
 
-    least  of the spread of the noise under changed routes, where other routes may differ too; see noise.rerouted_spread
+    Where more than MOST_REROUTED sequences are wrong, or one is that they don't explain, the engine is, and others
+    aren't tried. `least` is of the spread of the noise under changed routes, where other routes may differ too; see
+    noise.rerouted_spread.
     """
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
-    tried: dict[Spoken, Explanation | None] = {}  # copies of a request are answered alike
-    results = []
-    for pair, truth, positions in zip(pairs, truths, by_answer, strict=True):
-        key = spoken(*pair)
+    results = list(by_answer)
+    wrong: dict[Spoken, list[int]] = {}  # copies of a request are answered alike
+    for index, (pair, positions) in enumerate(zip(pairs, by_answer, strict=True)):
         if pair[1].routes is None and is_wrong(positions):
-            if key not in tried and len(tried) < MOST_REROUTED:
-                tried[key] = explanation(model, format_name, pair, scored_by(truth), positions, known, least)
-            if found := tried.get(key):
-                again = judged(*pair, found.scored, bits, layers)
-                positions = positions if is_wrong(again) else with_changes(again, found.changes)
-        results.append(positions)
+            wrong.setdefault(spoken(*pair), []).append(index)
+    for indices in wrong.values() if len(wrong) <= MOST_REROUTED else ():
+        first = indices[0]
+        found = explanation(model, format_name, pairs[first], scored[first], by_answer[first], known, least)
+        if found is None:
+            break
+        for index in indices:
+            again = judged(*pairs[index], found.scored, bits, layers)
+            results[index] = results[index] if is_wrong(again) else with_changes(again, found.changes)
     return results
 
 
