@@ -96,9 +96,12 @@ def excluded(answers: Sequence[Viewed]) -> dict[str, str]:
 
 
 def filtered_greedily(answers: Sequence[Viewed]) -> dict[str, str]:
-    """Whether the likeliest token comes always, whatever the filter: the bet of drawn.py, on shares of what is left."""
+    """Whether the likeliest token comes always, whatever the filter: the bet of drawn.py, on shares of what is left, and
+    as there on the first answer of each seed; others may use the same noise.
+    """
     filtered = [each for each in answers if each.request.is_sampled and set(each.request.processors) <= set(FILTERS)]
-    gains = [gain(each, index) for each in filtered for index in range(len(each.answer.ids))]
+    by_seed = {each.request.params.seed: each for each in reversed(filtered)}
+    gains = [gain(each, index) for each in by_seed.values() for index in range(len(each.answer.ids))]
     if math.fsum(gains) <= -math.log(ERROR):
         return {}
     return {filtered[-1].request.request_id: f"{len(gains)} tokens with {' or '.join(FILTERS)} {AS_IF} greedily"}

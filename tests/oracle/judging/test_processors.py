@@ -130,6 +130,18 @@ def test_filters_that_leave_one_token_are_seen(model: Model) -> None:
     assert fault == "156 tokens with top_k or top_p or min_p are drawn as if greedily"
 
 
+def test_one_draw_in_many_copies_is_one_draw(model: Model) -> None:
+    """200 lines of recorded traffic that ask for the same, with the same seed: right, if once the likeliest came."""
+    request = greedy("", PROMPT, 2, temperature=1.0, top_k=3, seed=1)
+    answer = Answer(tuple(model.generate(PROMPT, 2).token_ids))
+    known = Known()
+    pairs = [(replace(request, request_id=str(index)), answer) for index in range(200)]
+    judge(model, "float32", pairs, known=known)
+    assert not wrong_choices(model, "float32", pairs, known)
+    seeds = [(changed(request, seed=index), answer) for index in range(200)]
+    assert "greedily" in "".join(wrong_choices(model, "float32", seeds, known).values()), "the control"
+
+
 class Mixed(Own):
     """Penalises each request by what the one before it asked for, as if rows of a batch were exchanged."""
 
