@@ -59,7 +59,7 @@ def judge(
 
     far = math.inf if layers else LIMIT * FAR
     by_answer = judge_by(draws, range(len(pairs))) if draws else by_enough_engines(len(pairs), judge_by, far)
-    if layers:
+    if layers and not draws:
         by_answer = explained(model, format_name, pairs, by_answer, list(map(scored_by, of_answers)), known)
     return [position for positions in by_answer for position in positions]
 
