@@ -48,8 +48,8 @@ def explained(
     """The positions of each answer; of wrong ones without reported routes, as some near ties explain them.
 
     Where more than MOST_REROUTED sequences are wrong, or one is that they don't explain, the engine is, and no others
-    are tried, by any call with the same `known`. `least` is of the spread of the noise under changed routes, where other
-    routes may differ too; see noise.rerouted_spread.
+    are tried. `least` is of the spread of the noise under changed routes, where other routes may differ too; see
+    noise.rerouted_spread.
     """
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
     results = list(by_answer)
@@ -57,13 +57,13 @@ def explained(
     for index, (pair, positions) in enumerate(zip(pairs, by_answer, strict=True)):
         if pair[1].routes is None and is_wrong(positions):
             wrong.setdefault(spoken(*pair), []).append(index)
-    if len(wrong) > MOST_REROUTED or format_name in known.unexplained:
+    if len(wrong) > MOST_REROUTED or any((format_name, sequence) in known.unexplained for sequence in wrong):
         return results
-    for indices in wrong.values():
+    for sequence, indices in wrong.items():
         first = indices[0]
         found = explanation(model, format_name, pairs[first], scored[first], by_answer[first], known, least)
         if found is None:
-            known.unexplained.add(format_name)
+            known.unexplained.add((format_name, sequence))
             break
         for index in indices:
             again = judged(*pairs[index], found.scored, bits, layers)
