@@ -247,6 +247,15 @@ def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins:
     assert chance == pytest.approx(expected, rel=1e-9)
 
 
+def test_only_answers_to_the_same_tokens_have_the_same_context(model: Model) -> None:
+    prompts = {"a": (9, 12), "copy": (9, 12), "other": (12, 9)}
+    pairs = [(greedy(name, ids, 3), Answer((4, 5, 6), prompt_logprobs=(-3.0,))) for name, ids in prompts.items()]
+    contexts: dict[str, list[int | None]] = {name: [] for name in prompts}
+    for each in judge(model, "float32", pairs):
+        contexts[each.request.request_id].append(each.context)
+    assert contexts["a"] == contexts["copy"] and len({*contexts["a"], *contexts["other"]}) == 2 * 4
+
+
 def test_the_worst_error_is_not_below_their_root_mean_square() -> None:
     """Errors within one unit of the logits have a size, but nothing beyond that unit: "RMS 0.68, worst 0"."""
     within = replace(position(4.0, False), error=1e-3, error_ratio=0.0, error_size=0.5)

@@ -211,6 +211,7 @@ def test_a_near_tie_explains_in_bfloat16_what_no_emulated_engine_does(monkeypatc
     pair = said_after(model, (471, 97, 332), [(2, 1)])
     positions, verdict = judged(model, pair, "bfloat16")
     assert verdict not in WRONG and any(position.is_rerouted for position in positions)
+    assert all(position.route_chance > 0.01 for position in positions if position.route is not None)
     monkeypatch.setattr("lfm2np.oracle.judging.near_ties.MOST_REROUTED", 0)
     assert judged(model, pair, "bfloat16")[1] in WRONG, "the control"
 
