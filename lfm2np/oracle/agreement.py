@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.coverage import CONTINUES
-from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, failed
+from lfm2np.oracle.engines.records import Answer, Pair, Request, refuted
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
 from lfm2np.oracle.workloads import option_of
 
@@ -61,7 +61,7 @@ def with_mismatches(
     if tokenizer is not None:
         faults |= stop_mismatches(pairs, tokenizer) | text_mismatches(pairs, tokenizer, ends)
     return [
-        (request, failed(faults[request.request_id], IMPOSSIBLE) if request.request_id in faults else answer)
+        (request, refuted(answer, faults[request.request_id]) if request.request_id in faults else answer)
         for request, answer in pairs
     ]
 

@@ -90,7 +90,8 @@ class PrefixHits:
 
 def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
     """What the answers say of the cache."""
-    counts = {request.request_id: answer.cached_tokens for request, answer in pairs if answer.error is None}
+    told = [pair for pair in pairs if pair[1].error is None or pair[1].is_refuted]
+    counts = {request.request_id: answer.cached_tokens for request, answer in told}
     repeats = {request.request_id: seen_of(request) for request, _ in pairs if request.request_id in counts}
     repeats = {name: seen for name, seen in repeats.items() if seen >= LEAST}
     hits = frozenset(name for name, count in counts.items() if count)

@@ -35,6 +35,10 @@ def off_behind_a_border(request: Request, answer: Answer) -> Answer:
     return replace(answer, logprobs=tuple(logprob - 1.0 for logprob in answer.logprobs or ()))
 
 
+def no_token_behind_a_hit(request: Request, answer: Answer) -> Answer:
+    return replace(answer, token_ids=(10**6, *answer.ids[1:])) if answer.cached_tokens else answer
+
+
 WAYS: dict[str, tuple[str | Change, str, Verdict]] = {  # a fault or a change, how the report's line begins, the verdict
     "right": (lambda request, answer: answer, "12 of 13 hit, all right", Verdict.EXACT),
     "never hits": (
@@ -49,6 +53,7 @@ WAYS: dict[str, tuple[str | Change, str, Verdict]] = {  # a fault or a change, h
     ),
     "other state": ("prefix-hit-without-its-state", "9 of 13 hit, wrong in 9 of all 9 hits", Verdict.BUG),
     "border": (off_behind_a_border, "12 of 13 hit, wrong in 2 of all 12 hits", Verdict.BUG),
+    "refuted": (no_token_behind_a_hit, "12 of 13 hit, wrong in 12 of all 12 hits", Verdict.BUG),
     "evicted": ("evicted-key-still-leads-to-its-block", "12 of 13 hit, wrong in 6 of all 12 hits", Verdict.BUG),
 }
 

@@ -215,6 +215,12 @@ def failed(why: str, kind: str = FAILED) -> Answer:
     return Answer(error=shortened(why) or "an error without a message", kind=kind)
 
 
+def refuted(answer: Answer, why: str) -> Answer:
+    """In its place: that no right engine gives it. What it took from the cache stays, which may be the reason."""
+    counts = {"cached_tokens": answer.cached_tokens, "round_cached_tokens": answer.round_cached_tokens}
+    return replace(failed(why, IMPOSSIBLE), **counts)
+
+
 def is_due(request: Request, num_tokens: Sequence[int], has_ended: Sequence[bool]) -> bool:
     """Whether a request is to be sent, by how many tokens of each request have come, and whether it has ended."""
     if request.after is None or has_ended[request.after]:

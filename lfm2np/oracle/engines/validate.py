@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lfm2np.oracle.engines.records import FAILED, IMPOSSIBLE, Answer, Request, failed
+from lfm2np.oracle.engines.records import FAILED, IMPOSSIBLE, Answer, Request, failed, refuted
 from lfm2np.oracle.engines.records_json import prompt_fault
 
 ROUNDING = 0.01  # nats: may lift the log-probability of a certain token above 0
@@ -27,7 +27,7 @@ def validate(request: Request, answer: Answer, vocab_size: int | None = None) ->
     if answer.error is not None or answer.token_ids is None:
         return answer
     if (why := impossible(request, answer, vocab_size)) is not None:
-        return failed(why, IMPOSSIBLE)
+        return refuted(answer, why)
     if answer.finish_reason == "error":
         return failed("the engine ended it with finish_reason error")
     if answer.is_aborted:
@@ -35,7 +35,7 @@ def validate(request: Request, answer: Answer, vocab_size: int | None = None) ->
     count, reason = len(answer.token_ids), answer.finish_reason
     ended = f"finish_reason {reason!r} after {count} of {request.max_tokens} tokens"
     if reason in CUTS:
-        return failed(f"{ended}, which nobody asked for", IMPOSSIBLE)
+        return refuted(answer, f"{ended}, which nobody asked for")
     if count < request.max_tokens and reason != "stop" and not (reason is None and request.stop):
         return failed(f"{ended}, expected all of them, or 'stop'", IMPOSSIBLE if reason == "length" else FAILED)
     return answer
