@@ -217,8 +217,8 @@ def failed(why: str, kind: str = FAILED) -> Answer:
 
 def refuted(answer: Answer, why: str) -> Answer:
     """In its place: that no right engine gives it. What it took from the cache stays, which may be the reason."""
-    counts = {"cached_tokens": answer.cached_tokens, "round_cached_tokens": answer.round_cached_tokens}
-    return replace(failed(why, IMPOSSIBLE), **counts)
+    hit, of_round = answer.cached_tokens, answer.round_cached_tokens
+    return replace(failed(why, IMPOSSIBLE), cached_tokens=hit, round_cached_tokens=of_round)
 
 
 def is_due(request: Request, num_tokens: Sequence[int], has_ended: Sequence[bool]) -> bool:

@@ -96,8 +96,8 @@ def excluded(answers: Sequence[Viewed]) -> dict[str, str]:
 
 
 def filtered_greedily(answers: Sequence[Viewed]) -> dict[str, str]:
-    """Whether the likeliest token comes always, whatever the filter: the bet of drawn.py, on shares of what is left, and
-    as there on the first answer of each seed; others may use the same noise.
+    """Whether the likeliest token comes always, whatever the filter: the bet of drawn.py, on shares of what is left. As
+    there on the first answer of each seed: others may use the same noise.
     """
     filtered = [each for each in answers if each.request.is_sampled and set(each.request.processors) <= set(FILTERS)]
     by_seed = {each.request.params.seed: each for each in reversed(filtered)}
