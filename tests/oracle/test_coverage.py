@@ -175,6 +175,25 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
     assert mismatches(8, 0.03) == 8 and mismatches(3, 1e-5) == 3
 
 
+def test_a_first_draw_that_rounding_turned_is_one_draw() -> None:
+    """All copies of its request differ from it; those of three such draws are beyond accident."""
+
+    def mismatches(count: int, copies: int) -> int:
+        requests = [
+            greedy(f"{copy}.{seed}", (1, seed), 2, case="seeds", seed=seed, temperature=1.0)
+            for copy in range(copies)
+            for seed in range(count)
+        ]
+        pairs = [(request, Answer((3, int(index >= count)))) for index, request in enumerate(requests)]
+        at = Position(requests[0], 1, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=1e-3)
+        return len(
+            seed_mismatches(pairs, [replace(at, request=request, row=row) for request in requests for row in (1, 2)])
+        )
+
+    assert mismatches(1, 200) == 0
+    assert mismatches(3, 5) == 12
+
+
 def test_seeds_in_a_file_that_does_not_say_who_was_beside_whom_are_compared() -> None:
     """A file of answers need not have that factor; it ended in KeyError."""
     requests = [

@@ -16,7 +16,7 @@ INCONCLUSIVE  nothing was reported
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -113,27 +113,18 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     chances = [
         tie_chance(position.margin_ratio) if position.flip_chance is None else position.flip_chance for position in new
     ]
-    return flips, so_many_or_more(flips, *of_contexts(new, chances))
+    return flips, so_many_or_more(flips, chances, contexts_of(new))
 
 
 def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
     """How many tokens went to other experts, and the probability of that many or more in a right engine."""
     rerouted = sum(position.is_rerouted for position in positions)
     chances = [min(1.0, SPREAD * position.route_chance) for position in positions]
-    return rerouted, so_many_or_more(rerouted, *of_contexts(positions, chances))
+    return rerouted, so_many_or_more(rerouted, chances, contexts_of(positions))
 
 
-def of_contexts(positions: Sequence[Position], chances: Sequence[float]) -> tuple[list[float], list[int]]:
-    """The chance of each distinct context, and how many positions have it.
-
-    Answers to copies of a request are rounded alike: counted one by one, a tie in a hundred copies would be a hundred
-    coins that fall alike, and a right engine wrong.
-    """
-    groups: dict[tuple[int, bool], list[float]] = {}
-    for index, (position, chance) in enumerate(zip(positions, chances, strict=True)):
-        key = (index, False) if position.context is None else (position.context, True)
-        groups.setdefault(key, []).append(chance)
-    return [max(group) for group in groups.values()], list(map(len, groups.values()))
+def contexts_of(positions: Sequence[Position]) -> list[Hashable]:
+    return [(index,) if position.context is None else position.context for index, position in enumerate(positions)]
 
 
 def chance_together(positions: Sequence[Position]) -> float:
@@ -146,20 +137,24 @@ def tie_chance(margin_ratio: float) -> float:
     return 0.5 * math.erfc(margin_ratio / (SPREAD * math.sqrt(2.0)))
 
 
-def so_many_or_more(count: int, chances: Sequence[float], weights: Sequence[int] | None = None) -> float:
+def so_many_or_more(count: int, chances: Sequence[float], alike: Sequence[Hashable] | None = None) -> float:
     """The probability that at least `count` of independent events with these chances happen: the tail of the Poisson
     binomial distribution, exactly. Assumption: given the positions, rounding decides each by itself.
 
-    weights  as how many each counts that happens; by default as one
+    alike  those with the same one happen together or not at all: answers to copies of a request are rounded alike, and
+           a tie in a hundred of them is not a hundred coins. None: each by itself
 
     Source: Hong 2013, On computing the distribution function for the Poisson binomial distribution, section 2.3.
     """
     below = np.zeros(count + 1)  # below[k]: exactly k so far, k < count; the last: so many or more
     below[0] = 1.0
-    for chance, weight in zip(chances, weights or [1] * len(chances), strict=True) if count else ():
-        moved = below[:-1] * chance
+    groups: dict[Hashable, list[float]] = {}
+    for key, chance in zip(range(len(chances)) if alike is None else alike, chances, strict=True):
+        groups.setdefault(key, []).append(chance)
+    for group in groups.values() if count else ():
+        moved = below[:-1] * max(group)
         below[:-1] -= moved
-        kept = max(0, count - weight)
+        kept = max(0, count - len(group))
         below[count - kept : count] += moved[:kept]
         below[count] += moved[kept:].sum()  # never 1 minus the others, which can't tell 0 from 1e-17
     return min(1.0, float(below[count]))
