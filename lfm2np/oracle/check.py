@@ -224,8 +224,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
         for request, answer in (pair for _ in range(TIMES) for pair in target.play(trace).pairs(trace)):
             pair = request, fitting(request, answer, model.config)
             misses = request.stop is not None and agreement.stop_mismatches([*plain, pair], model.tokenizer)
-            is_off = pair[1].is_refuted or misses or is_wrong(judge(model, result.format, [pair], known=known))
-            counts[request.request_id] += bool(is_off)
+            positions = judge(model, result.format, [pair], known=known, explains=False)
+            counts[request.request_id] += bool(pair[1].is_refuted or misses or is_wrong(positions))
         return counts
 
     whole = [list(company.values()) for (_, together), company in companies.items() if len(company) == together]

@@ -73,10 +73,10 @@ def test_by_size_a_format_is_the_verdict_only_of_many(
 def test_a_format_that_cannot_hold_the_numbers_is_passed_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = other_formats.judge
 
-    def overflowing(model: Model, name: str, *others: Any) -> Any:
+    def overflowing(model: Model, name: str, *others: Any, **named: Any) -> Any:
         if name == "float16":
             raise NumericsError("overflow")
-        return judge(model, name, *others)
+        return judge(model, name, *others, **named)
 
     monkeypatch.setattr(other_formats, "judge", overflowing)
     total = checked_factory(model, coarse(round_to_bfloat16, "outputs")).total

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ from lfm2np.oracle.judging.truth import Spoken
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, LIMIT, Position, chance_together, size_of
 
 Float64 = NDArray[np.float64]
+SOME = 32  # answers that are tried before all
 MOST_FLIPS = 0.5  # of an engine's new tokens: a format that flips more explains anything
 LEAST_SIZE = 0.3  # root mean square of right engines' errors in units of their own format's noise
 LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
@@ -62,7 +64,7 @@ def other_format(evidence: Evidence) -> tuple[str, Fit] | None:
     A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
     one under which a constant is seen to be off: rounding has no direction.
 
-    The answer that is furthest off is tried alone first.
+    The answer that is furthest off is tried alone first, then SOME of all.
     """
     model, pairs, known, progress = evidence.model, evidence.pairs, evidence.known, evidence.progress
     worst = max(evidence.positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
@@ -74,13 +76,14 @@ def other_format(evidence: Evidence) -> tuple[str, Fit] | None:
     for name in others(evidence.format_name, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
         if format_named(name).levels and (smaller is not None or unsteady):
             break  # which explain almost anything, but not that the same tokens err by other amounts
+        under = partial(judge, model, name, progress=progress, known=known, explains=False)
         try:
-            tried = judge(model, name, first, progress, known, FIRST)  # weights that each engine draws are expensive
+            tried = under(first, draws=FIRST)  # weights that each engine draws are expensive
             if not model.config.sparse_layers and worst_of(tried) > LIMIT * FAR:
                 continue
-            if is_wrong(judge(model, name, first, progress, known)):
+            if is_wrong(under(first)) or is_wrong(under(pairs[:: max(1, len(pairs) // SOME)])):
                 continue
-            judged = judge(model, name, pairs, progress, known)
+            judged = under(pairs)
             if is_wrong(judged) or chance_together(judged) < FLIPS_LIMIT or not is_telling(judged):
                 continue
             under_it = replace(evidence, format_name=name, positions=judged)

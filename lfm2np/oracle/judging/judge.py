@@ -35,11 +35,14 @@ def judge(
     progress: Progress | None = None,
     known: Known | None = None,
     draws: Sequence[int] | None = None,
+    explains: bool = True,
 ) -> list[Position]:
     """All positions that the answers allow to judge, in the order of the requests.
 
     By the FIRST emulated engines where these decide, else by all DRAWS; or by `draws` alone. Errors beyond LIMIT * FAR
     count as wrong without more engines, once all engines found one such answer wrong.
+
+    explains  try near ties where a mixture's answer is wrong, which takes seconds an answer
     """
     known = Known() if known is None else known
     pairs = usable(pairs)
@@ -48,7 +51,7 @@ def judge(
     form, layers = format_named(format_name), model.config.sparse_layers
     without_routes = [truth for truth in of_answers if layers and not truth.spoken.routes and not form.is_fine]
     if without_routes:
-        return judged_by_share(model, form, pairs, of_answers, without_routes, known, progress)
+        return judged_by_share(model, form, pairs, of_answers, without_routes, known, progress, explains)
 
     def scored_by(truth: Truth) -> Scored:
         return Scored(truth, known.noises[format_name, truth.spoken])
@@ -59,7 +62,7 @@ def judge(
 
     far = math.inf if layers else LIMIT * FAR
     by_answer = judge_by(draws, range(len(pairs))) if draws else by_enough_engines(len(pairs), judge_by, far)
-    if layers and not draws:
+    if layers and explains:
         by_answer = explained(model, format_name, pairs, by_answer, list(map(scored_by, of_answers)), known)
     return [position for positions in by_answer for position in positions]
 
@@ -91,6 +94,7 @@ def judged_by_share(
     without_routes: Sequence[Truth],
     known: Known,
     progress: Progress | None,
+    explains: bool,
 ) -> list[Position]:
     """For a mixture of experts in a format where near ties are everywhere, if routes are not reported: the share of
     engines with other routes counts, so all are emulated, once with the truth's routes and once with their own.
@@ -105,7 +109,8 @@ def judged_by_share(
     by_answer = [
         judged(*pair, of, form.bits, model.config.sparse_layers) for pair, of in zip(pairs, scored, strict=True)
     ]
-    by_answer = explained(model, form.name, pairs, by_answer, scored, known, least)
+    if explains:
+        by_answer = explained(model, form.name, pairs, by_answer, scored, known, least)
     return [position for positions in by_answer for position in positions]
 
 

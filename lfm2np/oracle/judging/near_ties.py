@@ -57,13 +57,10 @@ def explained(
     for index, (pair, positions) in enumerate(zip(pairs, by_answer, strict=True)):
         if pair[1].routes is None and is_wrong(positions):
             wrong.setdefault(spoken(*pair), []).append(index)
-    if len(wrong) > MOST_REROUTED or any((format_name, sequence) in known.unexplained for sequence in wrong):
-        return results
-    for sequence, indices in wrong.items():
+    for indices in wrong.values() if len(wrong) <= MOST_REROUTED else ():
         first = indices[0]
         found = explanation(model, format_name, pairs[first], scored[first], by_answer[first], known, least)
         if found is None:
-            known.unexplained.add((format_name, sequence))
             break
         for index in indices:
             again = judged(*pairs[index], found.scored, bits, layers)

@@ -51,7 +51,6 @@ class Known:
     loose: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)  # of engines with routes of their own
     place: Place = field(default_factory=Place)
     wanted: dict[Spoken, dict[int, set[int]]] = field(default_factory=dict)  # of each truth, tokens by row
-    unexplained: set[tuple[str, Spoken]] = field(default_factory=set)  # by no near ties: see near_ties.py
 
 
 @dataclass(frozen=True, eq=False)
