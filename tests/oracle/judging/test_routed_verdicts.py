@@ -30,7 +30,8 @@ from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.near_ties import change, explanation, near_ties
-from lfm2np.oracle.judging.noise import Noise, loosened, noise_of, spread_of
+from lfm2np.oracle.judging.noise import DRAWS, Noise, loosened, noise_of, spread_of
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.position import judged as positions_by
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
@@ -185,6 +186,8 @@ def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Mo
     taken = set(given[row, layer]) - set(own_routes(model)[row, layer])
     assert (routes[0].layer, {routes[0].expert}) == (model.config.sparse_layers[layer], taken)
     assert all(position.verdict is Verdict.EXACT for position in positions if position.row < row)
+    assert not is_wrong(judge(model, "float32", [pair], draws=DRAWS)), "by the better estimate, too"
+    assert is_wrong(judge(model, "float32", [pair], draws=DRAWS, explains=False))
 
 
 def with_a_tie(model: Model, folder: Path) -> Model:
