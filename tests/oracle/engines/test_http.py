@@ -334,6 +334,20 @@ def test_a_log_probability_that_is_none_does_not_make_ids_a_text(vllm: Player, v
         target_of(vllm).probe()
 
 
+def test_prompts_log_probabilities_that_are_none_are_not_asked_for_again(vllm: Player) -> None:
+    right = vllm.play
+
+    def play(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        reply = right(path, body)
+        if "prompt_logprobs" in body:
+            reply["choices"][0]["logprobs"]["token_logprobs"] = ["-1"] * body["max_tokens"]
+        return reply
+
+    vllm.play = play
+    abilities = target_of(vllm).probe()
+    assert abilities.tells_logprobs and not abilities.tells_prompt_logprobs
+
+
 # What servers in each dialect reveal
 
 

@@ -219,6 +219,18 @@ def test_a_near_tie_explains_in_bfloat16_what_no_emulated_engine_does(monkeypatc
     assert judged(model, pair, "bfloat16")[1] in WRONG, "the control"
 
 
+def test_copies_of_an_explained_answer_are_right_only_if_they_say_the_same() -> None:
+    model = lfm2np.load(TORTURE.parent / "moe")
+    request, answer = said_after(model, (471, 97, 332), [(2, 1)])
+    first, *others = answer.logprobs or ()
+    wrong = replace(answer, logprobs=(first - 5.0, *others))  # at the row that the near tie explains
+    pairs = [
+        (replace(request, request_id=name), each) for name, each in zip("abc", (answer, answer, wrong), strict=True)
+    ]
+    positions = judge(model, "bfloat16", pairs)
+    assert {position.request.request_id for position in positions if position.is_wrong} == {"c"}
+
+
 def test_behind_a_near_tie_stands_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first alone leaves the row wrong, though less so; a right vLLM's, too."""
     model, known = lfm2np.load(TORTURE.parent / "moe"), Known()
