@@ -181,14 +181,15 @@ class HttpTarget:
 
     def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
-        spoiled: list[str] = []  # responses with ids that are known to be this server's, but no answers
+        spoiled: list[str] = []  # why responses that hold ids are no answers
         taken: Heard | None = None
         for dialect, extras in self._attempts():
             try:
                 heard = self._heard(dialect, extras)
             except (BadReply, RequestError) as problem:
                 why = str(problem)
-                spoiled += [f"{dialect.name} ({dialect.path}): {why}"] * isinstance(problem, SpoiledError)
+                if isinstance(problem, SpoiledError):
+                    spoiled.append(f"{dialect.name} ({dialect.path}): {why}")
             except HttpError as problem:
                 if taken is not None:
                     break

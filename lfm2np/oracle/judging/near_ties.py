@@ -86,8 +86,10 @@ def explanation(
     known: Known,
     least: float | None = None,
 ) -> Explanation | None:
-    """Best first: of all that was tried that is changed further whose first wrong row is the latest, and of those the
-    one with the smallest error there. Behind a change other layers choose anew, perhaps at another near tie.
+    """None if there is none among MOST_TRIES.
+
+    Best first: the next changes are made to the sequence whose first wrong row is the latest or, of several, has the
+    smallest error. Behind a change other layers choose anew, perhaps at another near tie.
     """
     (request, answer), ids = pair, spoken(*pair).token_ids
     layers, bits = model.config.sparse_layers, format_named(format_name).bits

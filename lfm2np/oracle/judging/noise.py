@@ -279,6 +279,7 @@ def rerouted_spread(noises: Sequence[Noise]) -> float:
 
 
 def at_least(noise: Noise, spread: float) -> Noise:
+    """With this spread at positions where it is smaller."""
     return replace(noise, spread=np.maximum(noise.spread, spread))
 
 

@@ -141,8 +141,9 @@ def so_many_or_more(count: int, chances: Sequence[float], alike: Sequence[Hashab
     """The probability that at least `count` of independent events with these chances happen: the tail of the Poisson
     binomial distribution, exactly. Assumption: given the positions, rounding decides each by itself.
 
-    alike  those with the same one happen together or not at all: answers to copies of a request are rounded alike, and
-           a tie in a hundred of them is not a hundred coins. None: each by itself
+    alike  events with the same value happen together or not at all, with the largest of their chances: answers to
+           copies of a request are rounded alike, and a tie in a hundred of them is not a hundred coins. None: each by
+           itself
 
     Source: Hong 2013, On computing the distribution function for the Poisson binomial distribution, section 2.3.
     """
