@@ -1,11 +1,11 @@
-"""Mutants of all packages: python tests/mutants_of_all.py [--count N] [--seed N] [--json FILE].
+"""Mutants of all packages: python tests/mutants_of_all.py FOLDER [--count N] [--seed N] [--json FILE].
 
-Needs the extra `mutation`. Draws files by their lines and in each one place that cosmic-ray's operators change, then
-runs tests in a copy of the checkout until one fails: first the test files that name the module, then those of its
-folder, then those of its package. What is marked night, peers, browser, docs or clients is not run. tests/mutants.py
-holds the engine and the scheduler to the property suite alone.
+Needs the extra `mutation`, and a folder of tests/lines_by_test.py. Draws files by their lines and in each one place
+that cosmic-ray's operators change, then runs tests in a copy of the checkout until one fails: first those that run
+the line, the quickest first, then the test files that name the module. What is marked night, peers, browser, docs or
+clients is not run. tests/mutants.py holds the engine and the scheduler to the property suite alone.
 
-Hours on one core. Exit code 1 if any survives.
+Some 20 seconds a mutant on one core. Exit code 1 if any survives.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from lines_by_test import records
 from mutants import TOP, Mutant, bare, described
 from tqdm import tqdm
 
 COPIED = ("lfm2np", "scheduler", "tests", "fixtures", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 LEFT_OUT = "not night and not peers and not browser and not docs and not clients"
 SECONDS = 900  # of the tests of one mutant, each time
+VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "ci", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def drawn(count: int, seed: int) -> Iterator[tuple[Mutant, str]]:
@@ -50,6 +53,7 @@ def drawn(count: int, seed: int) -> Iterator[tuple[Mutant, str]]:
             count -= 1
 
 
+@cache
 def places_in(source: str) -> Counter[str]:
     """How many each operator has that needs no arguments."""
     operators = {name: get_operator(name) for name in sorted(operator_names())}
@@ -62,34 +66,45 @@ def places_in(source: str) -> Counter[str]:
     return counts
 
 
-def tests_of(file: str) -> Iterator[list[str]]:
-    """Ever more: files that name the module, its folder, its package."""
+def reaching(folder: Path, mutants: Sequence[Mutant]) -> dict[tuple[str, int], list[str]]:
+    """The tests that run each mutant's line, quickest first; where none does, those that run any line of its file."""
+    wanted = {mutant.file for mutant in mutants}
+    by_line, by_file = defaultdict[tuple[str, int], list[str]](list), defaultdict[str, list[str]](list)
+    for record in sorted(records(folder), key=lambda each: float(each["seconds"])):
+        for file in wanted & record["files"].keys() if record["test"] else ():
+            by_file[file].append(record["test"])
+            for line in record["files"][file]:
+                by_line[file, line].append(record["test"])
+    return {(each.file, each.line): by_line[each.file, each.line] or by_file[each.file] for each in mutants}
+
+
+def naming(file: str) -> list[str]:
+    """Test files that name the module, or else the folder of its tests: of what child processes run, none is known."""
     parts = Path(file).with_suffix("").parts
-    module, tests = ".".join(parts), sorted((TOP / "tests").rglob("test_*.py"))
-    folders = parts[1:-1] if parts[0] == "lfm2np" else parts[:1]
-    named = [path for path in tests if module in path.read_text(encoding="utf-8")]
-    yield [str(path.relative_to(TOP)) for path in named]
-    for depth in sorted({len(folders), 1}, reverse=True):
-        folder = TOP.joinpath("tests", *folders[:depth])
-        if folders and folder.is_dir():
-            yield [str(folder.relative_to(TOP))]
-    yield [str(path.relative_to(TOP)) for path in (TOP / "tests").glob("test_*.py")]
+    module = ".".join(parts)
+    named = [path for path in sorted((TOP / "tests").rglob("test_*.py")) if module in path.read_text(encoding="utf-8")]
+    folder = TOP.joinpath("tests", *parts[parts[0] == "lfm2np" : -1])
+    return [str(path.relative_to(TOP)) for path in named or [folder] if path.exists()]
 
 
-def outcome(mutant: Mutant, source: str, copy: Path) -> str:
+def outcome(mutant: Mutant, source: str, reached: list[str], copy: Path) -> str:
     """killed, with the tests that did it, or survived."""
     changed = copy / mutant.file
     before = changed.read_bytes()
     changed.write_text(source, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "ci"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", LEFT_OUT]
+    environment = {**os.environ, **VARIABLES, "PYTHONPATH": str(copy)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", LEFT_OUT, "@tests.txt"]
     try:
-        for tests in filter(None, tests_of(mutant.file)):
-            code = subprocess.run(
-                [*command, *tests], cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False
-            ).returncode
-            if code not in (0, 5):  # 5: no test was left
-                return f"killed by {tests[0]}{' ...' if len(tests) > 1 else ''}"
+        for kind, tests in (("that run its line or file", reached), ("that name it", naming(mutant.file))):
+            copy.joinpath("tests.txt").write_text("\n".join(tests), encoding="utf-8")
+            code = (
+                tests
+                and subprocess.run(
+                    command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False
+                ).returncode
+            )
+            if code not in (0, 5, []):  # 5: no test was left
+                return f"killed by tests {kind}"
     except subprocess.TimeoutExpired:
         return "killed by the time limit"
     finally:
@@ -99,6 +114,7 @@ def outcome(mutant: Mutant, source: str, copy: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="which lines each test runs")
     parser.add_argument("--count", type=int, default=200, metavar="N", help="mutants (200)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="a line of JSON a mutant, as they are tried")
@@ -107,8 +123,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in COPIED:
             (shutil.copytree if (TOP / name).is_dir() else shutil.copy)(TOP / name, Path(folder, name))
-        for mutant, source in tqdm(drawn(arguments.count, arguments.seed), total=arguments.count):
-            status = outcome(mutant, source, Path(folder))
+        everything = list(drawn(arguments.count, arguments.seed))
+        reached = reaching(arguments.folder, [mutant for mutant, _ in everything])
+        for mutant, source in tqdm(everything):
+            status = outcome(mutant, source, reached[mutant.file, mutant.line], Path(folder))
             survivors += status == "survived"
             if status == "survived":
                 print(f"survived: {mutant.file}:{mutant.line}\n    {mutant.before}\n    {mutant.after}", flush=True)

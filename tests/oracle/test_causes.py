@@ -10,8 +10,9 @@ import pytest
 
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Repeats, Suspicion, findings, with_repeats
+from lfm2np.oracle.causes.groups import ranges
 from lfm2np.oracle.causes.split import described
-from lfm2np.oracle.causes.tags import BEHIND, LEAK, phase_of, place_of
+from lfm2np.oracle.causes.tags import BEHIND, LEAK, TAGS, phase_of, place_of
 from lfm2np.oracle.engines.records import Request, Trace, changed, greedy
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.workloads import CASES, noted
@@ -441,3 +442,7 @@ def test_what_another_format_says_stays_beside_what_repeats_say() -> None:
     assert with_repeats([format_], judged, [Repeats(name, 5, 5, 5) for name in names]) == [format_]
     first, second = with_repeats([format_], judged, [Repeats(name, 5, 5, 0) for name in names])
     assert "right alone" in first.where and second == format_
+
+
+def test_ranges_of_a_number_are_named_by_their_first_and_last() -> None:
+    assert [*ranges(TAGS["row"])[:6], ranges(TAGS["row"])[-1]] == ["0", "1", "2", "3", "4-7", "8-15", "65536+"]

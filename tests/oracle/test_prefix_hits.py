@@ -16,7 +16,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy, refuted
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
 from lfm2np.oracle.report.as_json import as_json
@@ -142,3 +142,8 @@ def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | N
     assert seen.misses & unknown == (set() if 0 in counts else unknown)
     assert seen.reported == any(count is not None for count in counts)
     assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)
+
+
+def test_what_a_round_with_an_impossible_answer_took_from_the_cache_counts() -> None:
+    answer = refuted(Answer((10**6,), round_cached_tokens=7), "token 1000000")
+    assert prefix_hits([(greedy("a", (1, 2), 1), answer)]).server == 7

@@ -132,7 +132,11 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
             ),
             "sampled": Sides("in sampled requests", "what is done to logits before a token is drawn"),
             "stream": Sides("in streamed requests", "log-probabilities of other tokens than the event's"),
-            "": Sides("in requests without these options", "what no such request has", "in requests with options"),
+            "": Sides(
+                "in plain greedy requests",
+                "what only these do",
+                "in all that are sampled, streamed or have options (n, stop, filters, penalties)",
+            ),
         },
     ),
     "temperature": Tag(  # streamed or not

@@ -78,7 +78,8 @@ def test_a_second_signal_ends_at_once():
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 130
         with contextlib.suppress(http.client.HTTPException, OSError, ValueError):  # as far as it gets
-            assert asked.result()[0] != 200
+            status, reply = asked.result()
+            assert status != 200 or reply["usage"]["completion_tokens"] == 1000, "a busy machine may get it done"
         assert process.stderr is not None and process.stderr.read() == "lfm2np: interrupted\n"
 
 

@@ -17,7 +17,7 @@ import pytest
 from campaign import put_between
 from engines_here import GIVEN, NUMPY
 from engines_here import RECIPES as OURS
-from judging import Job, shown
+from judging import MOST_REASONS, Job, checked, shown
 from recipe import HERE, OUTCOMES, Recipe, Variant
 from recipes import RECIPES
 from results import BEGIN, END, is_known, is_news, read, table
@@ -139,6 +139,15 @@ def ran(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, object]]]:
     code = main([*arguments, *GIVEN, "--cache", str(tmp_path / "cache"), "--results", str(results)], OURS)
     lines = results.read_text().splitlines() if results.exists() else []
     return code, [json.loads(line) for line in lines]
+
+
+def test_a_record_counts_all_unusable_answers_and_names_the_first_kinds():
+    kinds = [{"count": number, "message": f"kind {number}"} for number in range(1, MOST_REASONS + 3)]
+    names = ("counts", "rms", "worst", "flips", "rerouted", "asked", "suspects")
+    report = {"verdict": "BUG", "findings": [], "figures": {**dict.fromkeys(names), "unanswered": kinds}}
+    unanswered = checked(subprocess.CompletedProcess([], 1, json.dumps(report), ""))["unanswered"]
+    assert unanswered[:-1] == [[number, f"kind {number}"] for number in range(1, MOST_REASONS + 1)]
+    assert unanswered[-1] == [2 * MOST_REASONS + 3, "others"]
 
 
 @pytest.mark.night

@@ -470,11 +470,25 @@ def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() 
     assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
 
 
+def test_llama_cpps_answer_of_one_token_has_its_logprob() -> None:
+    with playing("llama.cpp") as player:
+        (answer,) = answers_to(target_of(player), [request_of("a", max_tokens=1)])
+    assert answer.num_tokens == 1 and answer.logprobs is not None
+
+
 def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> None:
     target_of(vllm).probe()
     assert all("model" not in body for _, _, body in vllm.seen)
     target_of(vllm, model_name="other").probe()
     assert vllm.seen[-2][2]["model"] == "other"
+
+
+def test_of_several_models_that_a_server_lists_none_is_chosen() -> None:
+    listed = json.dumps({"data": [{"id": "only"}, {"id": "other"}]}).encode()
+    with playing("text") as player:
+        player.trouble = lambda handler: handler.path == "/v1/models" and (handler.say(listed) or True)
+        with pytest.raises(TargetError, match="no known dialect"):
+            target_of(player).probe()
 
 
 # Answers that can't be true

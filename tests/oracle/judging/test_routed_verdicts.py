@@ -240,6 +240,9 @@ def test_behind_a_near_tie_stands_another(monkeypatch: pytest.MonkeyPatch) -> No
     tried = model, "bfloat16", pair, scored, positions_by(*pair, scored, 8, model.config.sparse_layers), known
     found = explanation(*tried)
     assert found is not None and [change.layer for change in found.changes.values()] == [4]
+    eased = explanation(*tried, least=3.0)
+    assert eased is not None and eased.scored.loose is not None
+    assert eased.scored.loose.spread.min() == 3.0, "also where the changed routes' own noise is less"
     monkeypatch.setattr("lfm2np.oracle.judging.near_ties.MOST_CHANGES", 1)
     assert explanation(*tried) is None
 

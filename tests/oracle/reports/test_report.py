@@ -446,6 +446,7 @@ def test_the_page_of_a_wrong_engine_has_all_that_its_report_has(wrong: Checked) 
     report, page = report_of(wrong), page_of(wrong)
     tables = [block for section in report.sections for block in section.blocks if isinstance(block, Table)]
     assert len(tables) == 3  # cases, wrong positions, tags
+    assert [tables[0].header[column] for column in tables[0].words] == ["case", "verdict"]
     levels = [(name, level) for name in SHOWN for level in grouped(wrong.positions, name)]
     assert [row[:2] for row in tables[2].rows] == list(map(list, levels))
     flips = [judged for judged in wrong.positions if judged.is_flip]

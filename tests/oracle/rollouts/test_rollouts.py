@@ -254,7 +254,9 @@ def test_a_temperature_that_the_file_does_not_say(model):
 def test_what_came_before_in_a_pack_and_the_trainers_routes_are_tried(exact_rollouts):
     """An attention leak sees all of the pack, a convolution the last tokens."""
     packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    assert [len(each.variants["5"]["before"]) for each in seen_hypotheses("leak", packed_before(packed))] == [3, 5, 5]
+    seen = [each.variants["5"] for each in seen_hypotheses("leak", packed_before(packed))]
+    ways = [(3, True, False), (5, False, True), (5, True, True)]
+    assert [(len(each["before"]), each["conv"], each["attend"]) for each in seen] == ways
     routes = (((0, 1),),) * 3
     tried, *_ = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
     assert route_hypotheses(exact_rollouts) == [] and tried.variants == {"0": {"routes": routes}}
