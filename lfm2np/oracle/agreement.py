@@ -51,7 +51,7 @@ def with_mismatches(
     tokenizer: Tokenizer | None,
     ends: Collection[int],
     more: Mapping[str, str],
-) -> Sequence[Pair]:
+) -> list[Pair]:
     """The same pairs, with an error in place of each answer that disagrees with another or with itself.
 
     ends  end-of-sequence tokens

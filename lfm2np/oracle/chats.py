@@ -244,6 +244,10 @@ class Chats:
         if has_ids and is_prompt_right and any(each.is_wrong for each in chat.positions(ids)):
             words = "reply: other tokens than the model's (without --cases chats: why)"
             self._report("tokens", words, expected=chat.reference[0], got=ids)
+        counted, is_cut = read.get("new_tokens"), read.get("finish_reason") == "length"
+        if counted is not None and (counted < len(ids) or (is_cut and counted != chat.max_tokens)):
+            words = "usage: another number than the reply's tokens"
+            self._report("usage", words, expected=chat.max_tokens if is_cut else len(ids), got=counted)
         reply, is_sure = (ids, True) if has_ids else chat.reference
         expected, reason = chat.parsed(reply)
         self.expected.append(expected)
@@ -318,6 +322,12 @@ def report_of(chats: Chats, format_name: str) -> Report:
         "two calls": any(len(message.tool_calls) > 1 for message in chats.expected),
         "text beside a call": any(message.content and message.tool_calls for message in chats.expected),
         "reasoning": any(message.reasoning is not None for message in chats.expected),
+        "an argument that is true or false": any(
+            type(value) is bool
+            for message in chats.expected
+            for call in message.tool_calls
+            for value in call.arguments.values()
+        ),
     }
     return Report(
         command="check",

@@ -173,12 +173,12 @@ def judged(
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
         positions = judge(model, format_name, pairs, scoring, known, DRAWS)  # a better estimate may change the verdict
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    drawn = drawn_wrongly(model, pairs, positions, known)
-    more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
-    more |= wrong_choices(model, format_name, pairs, known)
-    pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
+    usable, pairs = pairs, with_refuted(model, format_name, pairs, positions, known)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
+    if verdict.errs_like and pairs != usable:  # what its rounding explains refutes nothing
+        under = judge(model, verdict.errs_like, usable, scoring, known, explains=False)
+        pairs = with_refuted(model, verdict.errs_like, usable, under, known)
+        verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
         verdict = replace(verdict, causes=(reading,))
     elif verdict.verdict in WRONG:
@@ -186,6 +186,18 @@ def judged(
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, grounds=(*verdict.grounds, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict, unjudged=unjudged)
+
+
+def with_refuted(
+    model: Model, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
+) -> list[Pair]:
+    """The pairs, with an error in place of each answer that no right engine of the format gives. `positions` are theirs
+    in this format."""
+    drawn = drawn_wrongly(model, pairs, positions, known)
+    more = not_the_likeliest(model, format_name, pairs, positions, known) | dict([drawn] if drawn else [])
+    more |= wrong_choices(model, format_name, pairs, known)
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    return agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
 
 
 def needs_repeats(result: Checked) -> bool:
@@ -197,8 +209,14 @@ def needs_repeats(result: Checked) -> bool:
 
 
 def wrong_stops(result: Checked) -> set[str]:
-    """Ids of requests with a stop string whose answers no right engine gives."""
-    return {request.request_id for request, answer in result.pairs if request.stop and answer.is_refuted}
+    """Ids of requests with a stop string whose answers no right engine gives. Only where the answer without it, with
+    which repeats are compared, is usable."""
+    plain = {request.prompt_token_ids for request, answer in result.pairs if not request.stop and answer.token_ids}
+    return {
+        request.request_id
+        for request, answer in result.pairs
+        if request.stop and answer.is_refuted and request.prompt_token_ids in plain
+    }
 
 
 def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:

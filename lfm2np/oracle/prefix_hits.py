@@ -161,8 +161,8 @@ def wrong_requests(pairs: Sequence[Pair], positions: Sequence[Position]) -> froz
 def with_hits(causes: Sequence[Suspicion], pairs: Sequence[Pair], positions: Sequence[Position]) -> list[Suspicion]:
     """The causes, and that hits are wrong: in the first place unless another is surer, or less of an accident."""
     cause = hit_cause(prefix_hits(pairs), wrong_requests(pairs, positions))
-    if cause is None:
-        return list(causes)
+    if cause is None or (cause.sure == GUESS and not any(position.is_wrong for position in positions)):
+        return list(causes)  # an ending, a text or a seed may be wrong in many hits by accident
     is_first = not causes or rank(cause) <= rank(causes[0])
     ordered = [cause, *causes] if is_first else [causes[0], cause, *causes[1:]]
     return ordered[:MOST_CAUSES]

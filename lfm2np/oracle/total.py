@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +66,7 @@ class Total:
     route_chance: float = 1.0  # that a right engine of this format sends as many elsewhere
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
     constants: ConstantSearch | None = None  # what was seen of them; None: not looked for
+    errs_like: str = ""  # the format by which all errors are explained, if it is not the declared one
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -98,6 +99,7 @@ def total(
     causes = findings(positions) if is_off else []
     cause = (reply_cause(evidence) or chosen_cause(positions)) if wrong else None
     seen: ConstantSearch | None = None
+    errs_like = ""
     is_split = bool(causes) and causes[0].explained is not None
     if cause is None and wrong and not (is_split and causes[0].sure != GUESS):
         cause = unrelated_cause(evidence)
@@ -108,7 +110,7 @@ def total(
         more = causes if cause.suspect == SAMPLER else []
         verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause, *more][:MOST_CAUSES]
     elif is_off or chance_together(positions) < FLIPS_LIMIT:
-        verdict, reasons, causes = beyond_its_format(evidence, causes or findings(positions))
+        verdict, reasons, causes, errs_like = beyond_its_format(evidence, causes or findings(positions))
     else:
         verdict, reasons, causes = *within_its_format(evidence, unanswered), []
     if wrong:
@@ -131,23 +133,25 @@ def total(
         unanswered=unanswered,
         causes=tuple(causes),
         constants=seen,
+        errs_like=errs_like,
     )
 
 
-def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verdict, list[str], list[Suspicion]]:
-    """With its grounds, and the causes of a bug: where no part of the requests is named, what other formats say."""
+def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verdict, list[str], list[Suspicion], str]:
+    """With its grounds, the causes of a bug: where no part of the requests is named, what other formats say; and the
+    format that it errs like."""
     format_name, positions = evidence.format_name, evidence.positions
     grounds = wrong_reasons(format_name, positions)
     if 0.0 < size_of(positions) <= MOST_SIZE:  # all but a few errors are the declared format's: those are no format's
-        return Verdict.BUG, grounds, causes
+        return Verdict.BUG, grounds, causes, ""
     other = other_format(evidence)
     name, fit = other or ("", None)
     words = "" if fit is None else fit.format(name, format_name)
     told = sum(position.error is not None for position in positions)
     if fit is Fit.BY_SIZE and told < LEAST_TOLD:
-        return Verdict.BUG, grounds, [*causes, Suspicion(GUESS, f"of {told} log-probabilities: {words}")]
+        return Verdict.BUG, grounds, [*causes, Suspicion(GUESS, f"of {told} log-probabilities: {words}")], name
     if fit is not None and fit is not Fit.SMALLER:
-        return Verdict.DRIFT, [words], []
+        return Verdict.DRIFT, [words], [], name
     everywhere = causes[0].suspect if causes and causes[0].suspect in (EVERYWHERE, UNSTEADY) else ""
     if everywhere and fit is None:
         causes = [replace(causes[0], where=f"{causes[0].where}, and no format errs like this"), *causes[1:]]
@@ -159,7 +163,7 @@ def beyond_its_format(evidence: Evidence, causes: list[Suspicion]) -> tuple[Verd
             causes = [Suspicion(LIKELY, where, suspect), *(cause for cause in causes if cause.sure == GUESS)]
         else:
             causes = [*causes, Suspicion(GUESS, where, suspect)]
-    return Verdict.BUG, grounds, causes
+    return Verdict.BUG, grounds, causes, ""
 
 
 def within_its_format(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
@@ -186,12 +190,17 @@ def within_its_format(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Ve
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
     """The first answer that no right engine gives, and what else is wrong; if nothing is, the cases of such answers,
-    unless those are most of the cases. How tokens seem to be drawn is the cause, whatever the case suspects."""
+    unless those are most of the cases, or others have such answers, too. How tokens seem to be drawn is the cause,
+    whatever the case suspects."""
     refuted = [(request, answer) for request, answer in pairs if answer.is_refuted]
     request, answer = refuted[0]
     first = f"first of {request.request_id}" if request.request_id else "first"
     summary = f"{plural(len(refuted), 'answer')} that no right engine gives, {first}: {answer.error}"
-    wrong = {request.case for request, answer in refuted if AS_IF not in (answer.error or "")}
+    cases = defaultdict[str, set[str]](set)  # by the first word of what is wrong
+    for request, answer in refuted:
+        cases[(answer.error or "").split()[0]].add(request.case)
+    alone = {case for of in cases.values() if len(of) == 1 for case in of}
+    wrong = {request.case for request, answer in refuted if AS_IF not in (answer.error or "")} & alone
     asked = dict.fromkeys(request.case for request, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
     return [summary, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]

@@ -210,7 +210,7 @@ def test_our_own_server_is_right(served: Served, capsys: pytest.CaptureFixture[s
     report = checked(served, capsys, code=0)
     assert report["verdict"] == "EXACT" and not report["findings"]
     assert len(report["figures"]["judged"]) == 2 * len(chats.CASES["chats"])
-    assert len(report["not_tested"]) == 1 and not report["figures"]["refused"]
+    assert len(report["not_tested"]) == 2 and not report["figures"]["refused"]
     by = report["facts"]["compared"]
     assert "ids in the response" in by and "/tokenize" in by and "usage" in by and "reference" not in by
 
@@ -245,14 +245,14 @@ def stripping(choice: dict[str, Any], answer: Any, ids: Any) -> None:
         choice["delta"]["content"] = choice["delta"]["content"].strip()
 
 
-def one_more(patch: pytest.MonkeyPatch) -> None:
-    """Token of the prompt, as is counted."""
+def miscounting(name: str, by: int) -> Patch:
+    """Of the usage."""
     counted = answers.Chats.usage
 
     def usage(self: Any, *outputs: Any) -> Any:
-        return {**counted(self, *outputs), "prompt_tokens": counted(self, *outputs)["prompt_tokens"] + 1}
+        return {**counted(self, *outputs), name: counted(self, *outputs)[name] + by}
 
-    patch.setattr(answers.Chats, "usage", usage)
+    return lambda patch: patch.setattr(answers.Chats, "usage", usage)
 
 
 def raising(error_of: Callable[[Any], Exception | None]) -> Patch:
@@ -298,7 +298,9 @@ OTHERS: dict[str, tuple[Patch, str, int, list[str], dict[str, Any]]] = {
         ["error"],
         {REFUSED: {"tools", "tools, streamed"}, JUDGED: BOTH | {"two-calls", "two-calls, streamed"}},
     ),
-    "a count that is off is no wrong prompt": (one_more, "plain", 1, ["usage"], {}),
+    "a count that is off is no wrong prompt": (miscounting("prompt_tokens", 1), "plain", 1, ["usage"], {}),
+    "fewer tokens are counted than came": (miscounting("completion_tokens", -1), "plain", 1, ["usage"], {}),
+    "an end may be counted that is not shown": (miscounting("completion_tokens", 1), "plain", 0, [], {}),
     **{
         f"a stream without a reply, {events}": (
             streaming(events),

@@ -64,9 +64,9 @@ def test_by_size_a_format_is_the_verdict_only_of_many(
     monkeypatch.setattr("lfm2np.oracle.total.other_format", lambda evidence: ("float16", other_formats.Fit.BY_SIZE))
     request = greedy("a", (1, 2), 300)
     far = [Position(request, 1 + at, True, 5, 5, 0.0, 0.0, 9.0, 9.0, 9.0, 9.0, Verdict.DRIFT) for at in range(told)]
-    found, grounds, causes = beyond_its_format(Evidence(model, "float32", [], far, Known()), [])
+    found, grounds, causes, errs_like = beyond_its_format(Evidence(model, "float32", [], far, Known()), [])
     named = grounds[0] if verdict is Verdict.DRIFT else causes[0].line
-    assert found is verdict and "right under --format float16" in named
+    assert found is verdict and errs_like == "float16" and "right under --format float16" in named
 
 
 @pytest.mark.usefixtures("without_constants")

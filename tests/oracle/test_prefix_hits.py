@@ -18,7 +18,7 @@ from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy, refuted
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
+from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits, with_hits
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.workloads import noted
 
@@ -147,3 +147,13 @@ def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | N
 def test_what_a_round_with_an_impossible_answer_took_from_the_cache_counts() -> None:
     answer = refuted(Answer((10**6,), round_cached_tokens=7), "token 1000000")
     assert prefix_hits([(greedy("a", (1, 2), 1), answer)]).server == 7
+
+
+def test_answers_that_are_impossible_alone_make_no_guess_of_hits() -> None:
+    """That seeds are ignored shows in repeated prompts, which are hits in a right cache."""
+    pairs = [
+        (greedy(str(index), (1, 2), 1), replace(answer, cached_tokens=16 * (index % 2)))
+        for index, answer in enumerate([Answer((1,))] * 30 + [refuted(Answer((1,)), "seed 1: other tokens")] * 12)
+    ]
+    assert hit_cause(prefix_hits(pairs), frozenset(map(str, range(31, 42, 2)))) is not None, "the control"
+    assert with_hits([], pairs, []) == []

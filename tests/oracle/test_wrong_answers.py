@@ -6,11 +6,12 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import wrong_answers
-from engines import known_of
+from engines import Changed, known_of
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
@@ -18,6 +19,7 @@ from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import send_all
@@ -107,3 +109,14 @@ def test_a_wrong_stop_is_repeated_by_itself_and_said_to_come_and_go(model: Model
     assert always.total.verdict is sometimes.total.verdict is BUG
     assert not any("not deterministic" in reason for reason in always.total.reasons)
     assert "not deterministic" in sometimes.total.reasons[0] and "stop string" in sometimes.total.reasons[1]
+
+
+def test_texts_that_are_wrong_each_time_do_not_come_and_go(model: Model) -> None:
+    """Of stop strings, too, whose repeats are compared with the plain answers: those are refuted."""
+
+    def without_its_blank(request: Request, answer: Answer) -> Answer:
+        return replace(answer, text=(answer.text or "").removeprefix(" "))
+
+    result = check(model, Changed(model, without_its_blank), "float32", cases=(*SHORT, *STOPS), at_once=4)
+    assert result.total.verdict is BUG and any(answer.is_refuted for request, answer in result.pairs if request.stop)
+    assert not any("not deterministic" in reason for reason in result.total.reasons)

@@ -283,9 +283,20 @@ class Workers(Executor):
 
 
 def begin_worker() -> None:
-    """Ctrl-C reaches workers too: they end without a traceback, and the parent reports it."""
+    """Ctrl-C reaches workers too: they end without a traceback, and the parent reports it. Nor does one outlive the
+    parent: a killed one leaves it blocked, as each worker holds both ends of the pipe of results."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     keep_freed_memory()
+
+
+def end_with_parent() -> None:
+    import multiprocessing  # not in a browser
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "of a worker"
+    parent.join()
+    os._exit(1)
 
 
 def source_of(model: LoadedModel) -> Source:

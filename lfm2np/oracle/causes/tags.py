@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lfm2np.oracle.judging.processors import FILTERS
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.workloads import CASES, option_of
 
@@ -144,6 +145,15 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
         {
             "other": Sides(
                 "in requests at a temperature other than 0 and 1", "log-probabilities that are not of the raw logits"
+            ),
+        },
+    ),
+    "penalties": Tag(
+        lambda position, _: "any" if set(position.request.processors) - set(FILTERS) else "",
+        {
+            "any": Sides(
+                "in requests with penalties or biases",
+                "log-probabilities that are not of the raw logits, or penalties that outlive their request",
             ),
         },
     ),

@@ -156,12 +156,15 @@ class HttpTarget:
         if len(samples) != request.params.n and has_begun:
             return (failed(f"{len(samples)} samples, expected {request.params.n}", IMPOSSIBLE),)
         responses = [read_fields(dialect, sample, request) for sample in samples]
+        kind = kind_of(dialect, is_streamed)
+        if len(samples) > 1 and (why := miscounted(reply, [fields for fields, _ in responses])) and not is_aborted:
+            return (failed(why, kind),)
         is_whole = all(fields.get("new_tokens") == len(fields.get("token_ids", ())) for fields, _ in responses)
         if is_streamed and not dialect.streams_all and not is_whole:
             return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
         count = None if dialect.cached is None else value_at(reply, dialect.cached)
         cached = count if type(count) is int and 0 <= count < 2**63 else None
-        answers = [read_answer(request, fields, why, kind_of(dialect, is_streamed)) for fields, why in responses]
+        answers = [read_answer(request, fields, why, kind) for fields, why in responses]
         return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
 
     def new_hits(self) -> int | None:
@@ -233,6 +236,8 @@ class HttpTarget:
         request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, message=PROBE_TEXT, **scored)
         reply = self.client.post(dialect.path, dialect.request(request, extras))
         fields, why = read_fields(dialect, reply, request)
+        if not dialect.takes_token_ids:
+            fields.pop("new_tokens", None)  # perhaps with one that is not shown; a check judges it
         answer = read_answer(request, fields, why, kind_of(dialect, is_streamed=False))
         answer = validate(request, replace(answer, is_aborted=True), self._vocab_size)  # its end is the check's
         if answer.error is not None and not answer.is_refuted:
@@ -461,6 +466,15 @@ def read_fields(dialect: Dialect, reply: Mapping[str, Any], request: Request) ->
         return dialect.read(reply, request), None
     except ContradictionError as problem:
         return problem.values, str(problem)
+
+
+def miscounted(reply: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where OpenAI's usage, which counts all samples of a request together, is another number than their tokens."""
+    counted = value_at(reply, ("usage", "completion_tokens"))
+    total = sum(len(fields.get("token_ids") or ()) for fields in samples)
+    if counted in (None, total):
+        return None
+    return f"usage.completion_tokens {counted!r}: expected {total}, the tokens of all {len(samples)} samples"
 
 
 def kind_of(dialect: Dialect, is_streamed: bool) -> str:

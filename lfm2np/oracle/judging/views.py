@@ -75,6 +75,7 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
 
     logprobs  [W, R] of each answer token, nats; -inf where the filters exclude it
     low       [W, X, R] and high: the least and most that a right engine may report whose logits are off by a tolerance
+    drops     [W, X, R] 1 where its filters may exclude the token, else 0
     squares   [W, R] sum of p^2 over the kept tokens
     least     [W, R] of the kept tokens the least likely, nats below the likeliest; -inf without filters
     """
@@ -86,6 +87,7 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
         "logprobs": np.empty((len(views), count)),
         "low": np.empty((len(views), len(tolerances), count)),
         "high": np.empty((len(views), len(tolerances), count)),
+        "drops": np.empty((len(views), len(tolerances), count), np.int64),
         "squares": np.empty((len(views), count)),
         "least": np.empty((len(views), count)),
     }
@@ -137,6 +139,7 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
             "logprobs": logprobs,
             "low": same,
             "high": same,
+            "drops": np.zeros(same.shape, np.int64),
             "squares": squares,
             "least": np.full_like(totals, -np.inf),
         }
@@ -164,18 +167,22 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
     _, _, before_totals, before_squares = sums_of(before_top_p)
     mass = mass_errors(kept_totals / before_totals, kept_squares / before_totals**2, before_squares / before_totals**2)
     low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
+    drops, own = np.empty(low.shape, np.int64), np.take_along_axis(shares, tokens[:, None], axis=1)
     for number, tolerance in enumerate(tolerances):
         slack = tolerance / view.temperature
         fewest = num_kept(ascending, cumulative, view, -slack * mass, -slack)
         most = num_kept(ascending, cumulative, view, slack * mass, slack)
-        raised = np.take_along_axis(shares, tokens[:, None], axis=1) * elementary.exp(np.array([SQRT2 * slack]))
+        raised, lowered = (own * elementary.exp(np.array([by * SQRT2 * slack])) for by in (1.0, -1.0))
         least_ranks = np.count_nonzero(weights > np.ldexp(raised, WEIGHT_BITS), axis=1)  # among near ties the first
+        last_ranks = np.count_nonzero(weights >= np.ldexp(lowered, WEIGHT_BITS), axis=1) - 1  # it is one of them itself
+        drops[number] = last_ranks >= fewest
         low[number] = logprobs_of(most, ranks)
         high[number] = logprobs_of(np.where(least_ranks < most, np.maximum(fewest, least_ranks + 1), 0), least_ranks)
     return {
         "logprobs": logprobs_of(exact, ranks),
         "low": low,
         "high": high,
+        "drops": drops,
         "squares": kept_squares / (kept_totals * kept_totals),
         "least": elementary.log(np.ldexp(last.astype(np.float64), -WEIGHT_BITS)),
     }

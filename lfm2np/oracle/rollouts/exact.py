@@ -92,6 +92,7 @@ class View(NamedTuple):
 
     logprobs   [R] nats; -inf for a token that the filters exclude
     low, high  [X, R] what a right engine may report whose logits are off by that tolerance
+    drops      [X, R] 1 where its filters may exclude the token, so that it may report -inf, else 0
     squares    [R] sum of p^2 over the kept tokens
     least      [R] of the kept tokens the least likely, nats below the likeliest
     """
@@ -99,6 +100,7 @@ class View(NamedTuple):
     logprobs: Float64
     low: Float64
     high: Float64
+    drops: NDArray[np.int64]
     squares: Float64
     least: Float64
 
@@ -317,7 +319,7 @@ def fit_one(
     scales, units = scales_of(scores, noise, format_name, reading)
     needed = np.searchsorted(TOLERANCES, LIMIT * noise.spread[scores.rows])
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
-    low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (view.low, view.high))
+    low, high, drops = (np.take_along_axis(bound, at, axis=0)[0] for bound in (view.low, view.high, view.drops))
     if unfiltered:  # what scales an error if the filters keep other tokens
         loose, loose_units = scales_of(scores, noise, format_name, unfiltered)
         scales = np.where(low < high, np.maximum(scales, loose), scales)
@@ -325,7 +327,7 @@ def fit_one(
     with np.errstate(invalid="ignore"):
         errors = reported - view.logprobs
         excess = np.where(reported > high, reported - high, np.where(reported < low, reported - low, 0.0))
-    excess = np.where(np.isneginf(reported) & np.isneginf(view.low.min(axis=0)), 0.0, excess)
+    excess = np.where(np.isneginf(reported) & ((drops > 0) | np.isneginf(view.low.min(axis=0))), 0.0, excess)
     excess[np.isnan(reported)] = np.nan
     left = np.maximum(0.0, np.abs(excess) - most_shift(scores.truth.vocab_size))
     whole = np.hypot(scales, units / 2.0)

@@ -25,7 +25,7 @@ from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import FAR
 from lfm2np.oracle.judging.noise import DRAWS, allowed_by
 from lfm2np.oracle.judging.scored import Known, add_noises
-from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.judging.verdict import LIMIT, Verdict, root_mean_square
 from lfm2np.oracle.rollouts.exact import (
     AT,
     READINGS,
@@ -37,6 +37,7 @@ from lfm2np.oracle.rollouts.exact import (
     joined,
     noises_of,
     params_of,
+    scales_of,
     scores_of,
 )
 from lfm2np.oracle.rollouts.hypotheses import (
@@ -64,6 +65,10 @@ LEAST_NEAREST = 0.8  # of them explained, for it to be named as the nearest
 LEAST_WRONG = 8  # of them, for a side that a coarser format explains
 LEAST_GAIN = 50.0  # of Fit.left, within one format: more than the square of what one position of a right engine has, 6
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines
+LEAST_EVEN = 24  # tokens before and after, for a coarse format to be missed in one of the two
+LEAST_PART = 0.1  # of the errors after: a format's own are as large everywhere, in units of its noise
+PLACES = (8, 16, 32, 64, 128, 256, 512, 1024)  # tokens of an answer, after which errors may begin
+SEEN = 1e-4  # nats of noise, where an error of a coarse format shows
 LEAST_STALE = 0.5  # of the sequences from some step on that must be further off
 Shown = Callable[[str], Progress | None]
 
@@ -189,8 +194,50 @@ class Judge:
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
         side = self.decided(name, reported, best.reading if stated == AUTO else stated, best, choices)
         if best.is_right and (len(choices) or declared != AUTO or best.format_name == AUTO_FORMATS[0]):
-            return side  # nothing that a log-probability could explain, or nothing that the format may hide
-        return self.explained(side, stated == AUTO)
+            return self.everywhere(side)  # no log-probability could explain more, or no more is hidden by the format
+        return self.everywhere(self.explained(side, stated == AUTO))
+
+    def everywhere(self, side: Side) -> Side:
+        """A BUG, if it errs like a coarse format, but only from some training step on, or behind some token. Not in a
+        mixture of experts, whose right engines' errors are as uneven.
+        """
+        if side.cause is not None or side.verdict not in (Verdict.EXACT, Verdict.DRIFT) or len(side.choices):
+            return side
+        assert side.fit is not None
+        name = side.fit.format_name if side.verdict is Verdict.EXACT else side.plain.format_name
+        form = format_named(name)
+        if form.is_fine or form.levels or self.model.config.sparse_layers:
+            return side
+        fit = side.fit if side.verdict is Verdict.EXACT else self.of_all(side.reported, name, side.plain.reading)
+        noises = noises_of(name, self.model, self.scores, self.known)
+        parts = zip(self.scores, noises, strict=True)
+        scales = joined(scales_of(each, noise, name, fit.reading)[0] for each, noise in parts)
+        seen = fit.reported & (scales > SEEN)
+        for words, cuts in self.cuts().items():
+            uneven = []
+            for cut, early in cuts.items():
+                before, after = fit.sizes[seen & early], fit.sizes[seen & ~early]
+                few, more = root_mean_square(before.tolist()), root_mean_square(after.tolist())
+                if min(len(before), len(after)) >= LEAST_EVEN and few < LEAST_PART * more:
+                    uneven.append(
+                        f"{words.format(cut)} ({more:.2g} units of its noise on the average, before {few:.2g})"
+                    )
+            if uneven:
+                why = f"errs like {name}, but only {uneven[-1]}"
+                return replace(side, verdict=Verdict.BUG, cause=why, reasons=(why, *side.reasons))
+        return side
+
+    def cuts(self) -> dict[str, dict[float, NDArray[np.bool_]]]:
+        """Which of the N tokens are before each training step, and before each place in an answer; by words for it."""
+        steps = joined(
+            np.full(each.size, np.nan if each.rollout.step is None else each.rollout.step) for each in self.scores
+        )
+        places = joined(np.arange(each.size) for each in self.scores)
+        later = np.unique(steps[np.isfinite(steps)])[1:].tolist()
+        return {
+            "from step {:g} on: stale weights": {step: steps < step for step in later},
+            "behind the first {:g} tokens of answers": {count: places < count for count in PLACES},
+        }
 
     def of_one_temperature(self, sides: dict[str, Side]) -> dict[str, Side]:
         """Where one was fitted that the file does not state: the finer side's for both, if it explains both."""

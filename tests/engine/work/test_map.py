@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +139,34 @@ def test_a_shard_that_kills_its_process_leaves_workers_that_go_on() -> None:
 
 def killed(shard: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+ORPHANING = """
+import time
+from lfm2np.engine.work.place import Workers
+if __name__ == "__main__":
+    with Workers(1) as workers:
+        print(workers.submit(__import__("os").getpid).result(), flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are not listed in /proc")
+def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "orphaning.py"
+    script.write_text(ORPHANING)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip(), "stat")
+        assert worker.exists()
+        parent.kill()
+        until = time.monotonic() + 60
+        while is_there := worker.exists() and worker.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            if time.monotonic() > until:
+                os.kill(int(worker.parent.name), signal.SIGKILL)
+                break
+            time.sleep(0.01)
+    assert not is_there
 
 
 def test_a_pool_that_breaks_while_it_starts_a_process_is_replaced() -> None:

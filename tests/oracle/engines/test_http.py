@@ -36,7 +36,7 @@ from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines import http_client
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Extras
-from lfm2np.oracle.engines.http_target import HttpTarget, kind_of, read_answer, read_fields
+from lfm2np.oracle.engines.http_target import HttpTarget, kind_of, miscounted, read_answer, read_fields
 from lfm2np.oracle.engines.records import (
     BROKEN,
     DEAD,
@@ -468,6 +468,13 @@ def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() 
         player.spoil = lambda reply: reply["completion_probabilities"].pop(1)
         (answer,) = answers_to(target, [request_of("a")])
     assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
+
+
+def test_usage_counts_the_tokens_of_all_samples() -> None:
+    samples = [{"token_ids": [1, 2]}, {"token_ids": [3]}]
+    assert miscounted({"usage": {"completion_tokens": 3}}, samples) is None and miscounted({}, samples) is None
+    words = "usage.completion_tokens 2: expected 3, the tokens of all 2 samples"
+    assert miscounted({"usage": {"completion_tokens": 2}}, samples) == words
 
 
 def test_llama_cpps_answer_of_one_token_has_its_logprob() -> None:

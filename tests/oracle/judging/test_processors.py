@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import PLENTY, checked_target, loaded
+from engines import PLENTY, Changed, checked_target, known_of, loaded
 from numpy.typing import NDArray
 
 from lfm2np.engine.loading import Model
@@ -72,7 +72,9 @@ def test_just_what_the_sampler_can_not_choose_is_excluded(model: Model, name: st
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_p": 0.5, "top_k": 8}, {"top_p": 0.7, "min_p": 0.6}])
 @pytest.mark.parametrize("step", [2.0**-20, 2.0**-5])
-def test_no_token_is_excluded_that_rounding_lets_in(step: float, filters: dict[str, Any], profile: str) -> None:
+def test_no_token_is_excluded_or_kept_for_sure_that_rounding_lets_in_or_drops(
+    step: float, filters: dict[str, Any], profile: str
+) -> None:
     """In a coarse format hundreds may tie with the eighth, as once in vLLM's bfloat16: of all these the likeliest has
     less than the half that it has of eight."""
     params = SamplingParams(**filters, temperature=0.7, profile=profile)
@@ -80,11 +82,13 @@ def test_no_token_is_excluded_that_rounding_lets_in(step: float, filters: dict[s
         random = np.random.default_rng(seed)
         row = np.concatenate([[7.0, 5.4, 5.2, 5.1], 4.55 + random.normal(size=300) * 0.002])
         values = np.repeat((row - row.max())[None] / 0.7, len(row), axis=0)
-        high = viewed(values, np.arange(len(row)), params, [step])["high"][0]
+        of_each = viewed(values, np.arange(len(row)), params, [step])
         for _ in range(10):
             logits = row + random.uniform(-step / 4.0, step / 4.0, len(row))
             _, weights = filtered(np.round(logits / step) * step, params)
-            assert not np.isneginf(high[weights > 0]).any()
+            assert not np.isneginf(of_each["high"][0, weights > 0]).any()
+            assert of_each["drops"][0, weights == 0].all()
+        assert not of_each["drops"][0, 0], "the likeliest"
 
 
 class Ignoring(Own):
@@ -113,6 +117,27 @@ def test_an_engine_that_ignores_a_parameter_is_wrong(model: Model, name: str) ->
     assert name in result.total.reasons[0], result.total.reasons
     (row,) = report_of(result).figures["cases"]
     assert (row["case"], row["verdict"], row["bugs"]) == ("processors", "BUG", 0)  # no log-probability is wrong
+
+
+@pytest.mark.slow
+def test_a_right_engine_of_another_format_than_declared_has_no_impossible_answer(model: Model) -> None:
+    """bfloat16 lets tokens in that float32 excludes."""
+    result = checked_target(model, PythonTarget("engines:bfloat16", model.path), cases=("processors",), at_once=8)
+    assert (result.total.verdict, result.total.errs_like) == (Verdict.DRIFT, "bfloat16")
+    assert not any(answer.is_refuted for _, answer in result.pairs)
+    excluded = wrong_choices(model, "float32", result.pairs, known_of(model))
+    assert excluded, "the control"
+
+
+@pytest.mark.slow
+def test_logprobs_after_penalties_are_called_that(model: Model) -> None:
+    def change(request: Request, answer: Answer) -> Answer:
+        is_penalised = set(request.processors) - {"top_k", "top_p", "min_p"}
+        return replace(answer, logprobs=tuple(each - 0.5 for each in answer.logprobs or ())) if is_penalised else answer
+
+    result = checked_target(model, Changed(model, change, at_once=8), cases=("processors", "temperatures"), at_once=8)
+    assert "wrong in requests with penalties or biases" in result.total.reasons[0], result.total.reasons
+    assert "not of the raw logits" in result.total.reasons[0]
 
 
 class FilteredGreedily(Own):

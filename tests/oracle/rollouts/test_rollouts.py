@@ -263,6 +263,37 @@ def test_what_came_before_in_a_pack_and_the_trainers_routes_are_tried(exact_roll
 
 
 @pytest.mark.rounding
+@pytest.mark.parametrize(
+    ("is_off", "words"),
+    [
+        (lambda step, place: True, ""),
+        (lambda step, place: step >= 2, "errs like bfloat16, but only from step 2 on: stale weights ("),
+        (lambda step, place: place >= 8, "errs like bfloat16, but only behind the first 8 tokens of answers ("),
+    ],
+)
+def test_errors_of_a_coarse_formats_size_are_no_format_where_some_have_none(is_off, words, model):
+    """By 0.3 %, which bfloat16 explains."""
+    rng = np.random.default_rng(7)
+    asked = [
+        Rollout(str(n), tuple(rng.integers(8, 512, 20).tolist()), tuple(rng.integers(8, 512, 16).tolist()), step=n)
+        for n in range(5)
+    ]
+    rollouts = [
+        replace(
+            each,
+            trainer_logprobs=tuple(
+                value * (1.0 + 0.003 * is_off(each.step, place) * rng.choice((-1.0, 1.0)))
+                for place, value in enumerate(each.trainer_logprobs)
+            ),
+        )
+        for each in exact(model, asked, "raw")
+    ]
+    side = judge_rollouts(model, rollouts, FEW).sides["trainer"]
+    assert side.verdict is (Verdict.BUG if words else Verdict.EXACT), side.reasons
+    assert side.reasons[0].startswith(words)
+
+
+@pytest.mark.rounding
 def test_stale_weights_are_named_with_workers_too(exact_rollouts, model, tmp_path):
     """By another checkpoint of the network. No variant is recorded, as its item does not name that checkpoint."""
     older = changed_layer(model, tmp_path)
@@ -356,5 +387,7 @@ def test_a_view_is_what_choice_draws_from(logits, view, data):
         low, high = result["low"][:, 0], result["high"][:, 0]
         assert (low <= logprob + 1e-12).all() and (high >= logprob - 1e-12).all()
         assert low[1] <= low[0] + 1e-12 and high[1] >= high[0] - 1e-12  # a larger tolerance allows more
+        assert result["drops"][1, 0] >= result["drops"][0, 0]
     elif not tied:
+        assert result["drops"].all()
         assert logprob == -math.inf or logprob < -30.0  # a weight of 0 is below 2**-46 of the largest
