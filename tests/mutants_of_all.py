@@ -1,6 +1,6 @@
 """Mutants of all packages: python tests/mutants_of_all.py FOLDER [--count N] [--seed N] [--json FILE].
 
-Needs the extra `mutation`, and a folder of tests/lines_by_test.py. Draws files by their lines and in each one place
+Needs the extra `mutation`, and a folder of tests/reached_lines.py. Draws files by their lines and in each one place
 that cosmic-ray's operators change, then runs tests in a copy of the checkout until one fails: first those that run
 the line, the quickest first, then the test files that name the module. What is marked night, peers, browser, docs or
 clients is not run. tests/mutants.py holds the engine and the scheduler to the property suite alone.
@@ -27,8 +27,8 @@ from pathlib import Path
 from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from lines_by_test import records
 from mutants import TOP, Mutant, bare, described
+from reached_lines import records
 from tqdm import tqdm
 
 COPIED = ("lfm2np", "scheduler", "tests", "fixtures", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")

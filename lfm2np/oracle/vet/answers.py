@@ -39,13 +39,17 @@ def questions_of(seed: int) -> list[str]:
 
 
 def requests_of(
-    model: LoadedModel, questions: Sequence[str], sampling: SamplingParams, max_tokens: int
+    model: LoadedModel, questions: Sequence[str], sampling: SamplingParams, max_tokens: int, as_text: bool = False
 ) -> Iterator[Request]:
-    """Each question as the first message of a chat."""
+    """Each question as the first message of a chat.
+
+    as_text  as a text to go on with, for an engine that takes no ids: none has the template's tokens
+    """
     params = replace(sampling, max_tokens=max_tokens, logprobs=0, ignore_eos=True)
+    encode, encode_chat = model.tokenizer.encode, model.tokenizer.encode_chat
     for number, text in enumerate(questions):
-        ids = model.tokenizer.encode_chat([{"role": "user", "content": text}])
-        yield Request(f"vet-{number}", tuple(ids), params, message=text)
+        ids = encode(text) if as_text else encode_chat([{"role": "user", "content": text}])
+        yield Request(f"vet-{number}", tuple(ids), params, prompt_text=text if as_text else None, message=text)
 
 
 def rounds_of(target: Target, requests: Iterator[Request], transcript: Transcript | None) -> Iterator[list[Pair]]:

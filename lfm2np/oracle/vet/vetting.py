@@ -89,7 +89,8 @@ def vetted(
             transcript = None if save is None else stack.enter_context(Transcript(save))
             if transcript:
                 stack.callback(transcript.end)  # after an interrupt too: fewer answers are a file as good
-            requests = requests_of(model, questions or questions_of(seed), requested, max_tokens)
+            as_text = not chat and not engine.probe().takes_token_ids
+            requests = requests_of(model, questions or questions_of(seed), requested, max_tokens, as_text)
             rounds = rounds_of(engine, requests, transcript)
         return judged(hypotheses, rounds, tokens, alpha, place_of(place), progress)
 

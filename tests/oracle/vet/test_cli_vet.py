@@ -147,6 +147,27 @@ def test_a_provider_of_texts_is_vetted(candidates, capsys):
     assert {**requests[-1]["body"], "messages": []} == wanted
 
 
+def test_a_provider_that_only_continues_texts_is_vetted(candidates, capsys):
+    """No text has the chat template's tokens: it gets the questions as they are."""
+
+    def continuing(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        if not isinstance(body.get("prompt"), str):
+            return 400, {"error": {"message": "expected a text"}}
+        ids = MODEL.tokenizer.encode(body["prompt"])
+        params = lfm2np.SamplingParams(temperature=body["temperature"], max_tokens=body["max_tokens"], seed=number)
+        with lock:
+            (output,) = engine().generate([ids], params)
+        completion = output.outputs[0]
+        usage = {"prompt_tokens": len(ids), "completion_tokens": len(completion.token_ids)}
+        choice = {"text": completion.text, "finish_reason": completion.finish_reason}
+        return 200, {"choices": [choice], "usage": usage}
+
+    with serving(continuing) as (url, requests):
+        assert run(url, *candidates, "--tokens", "1000") == 0
+    assert "of the candidates it is bf16" in capsys.readouterr().out
+    assert requests[-1]["path"] == "/v1/completions"
+
+
 def test_an_interrupt_keeps_what_came_and_nothing_is_asked_twice(tmp_path, monkeypatch, capsys):
     saved = tmp_path / "a.jsonl"
     words = [*ALONE, "--chat", "--max-tokens", "6", "--at-once", "1", "--save", str(saved)]

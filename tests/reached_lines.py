@@ -1,8 +1,8 @@
-"""Which lines of lfm2np/ and scheduler/ each test runs: PYTHONPATH=tests pytest -p lines_by_test --lines FOLDER ...
+"""Which lines of lfm2np/ and scheduler/ each test runs: PYTHONPATH=tests pytest -p reached_lines --lines FOLDER ...
 
 Needs Python 3.12 (sys.monitoring). Each process of pytest-xdist adds lines of JSON to a file of its own in FOLDER: a
 test, its seconds, and the lines of each file; what is run while tests are collected stands under the name "". What a
-child process runs is not seen. `python tests/lines_by_test.py FOLDER` prints the share of lines run, by package;
+child process runs is not seen. `python tests/reached_lines.py FOLDER` prints the share of lines run, by package;
 tests/mutants_of_all.py takes the folder to run only the tests that reach a mutant.
 """
 
@@ -68,7 +68,7 @@ class Seen:
         return result
 
 
-SEEN = Seen(Path.cwd()) if __name__ == "lines_by_test" else None  # before pytest imports what it tests
+SEEN = Seen(Path.cwd()) if __name__ == "reached_lines" else None  # before pytest imports what it tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
