@@ -97,13 +97,10 @@ def outcome(mutant: Mutant, source: str, reached: list[str], copy: Path) -> str:
     try:
         for kind, tests in (("that run its line or file", reached), ("that name it", naming(mutant.file))):
             copy.joinpath("tests.txt").write_text("\n".join(tests), encoding="utf-8")
-            code = (
-                tests
-                and subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False
-                ).returncode
-            )
-            if code not in (0, 5, []):  # 5: no test was left
+            if not tests:
+                continue
+            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False)
+            if done.returncode not in (0, 5):  # 5: no test was left
                 return f"killed by tests {kind}"
     except subprocess.TimeoutExpired:
         return "killed by the time limit"

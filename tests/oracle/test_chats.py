@@ -300,6 +300,7 @@ OTHERS: dict[str, tuple[Patch, str, int, list[str], dict[str, Any]]] = {
     ),
     "a count that is off is no wrong prompt": (miscounting("prompt_tokens", 1), "plain", 1, ["usage"], {}),
     "fewer tokens are counted than came": (miscounting("completion_tokens", -1), "plain", 1, ["usage"], {}),
+    "more tokens are counted than it was cut to": (miscounting("completion_tokens", 1), "cut", 1, ["usage"], {}),
     "an end may be counted that is not shown": (miscounting("completion_tokens", 1), "plain", 0, [], {}),
     **{
         f"a stream without a reply, {events}": (

@@ -238,4 +238,4 @@ def enough_of(top_p: float, total: int, moved: float) -> int:
     return max(1, int(min(1.0, max(0.0, top_p + moved)) * total))
 
 
-VIEWS = Work("views", view_items, num_fed_tokens, num_shared=num_shared_tokens)
+VIEWS = Work("views-with-drops", view_items, num_fed_tokens, num_shared=num_shared_tokens)

@@ -23,6 +23,7 @@ from lfm2np.engine.work.place import Place, compute
 from lfm2np.oracle.causes.replies import LEAST_REPORTED, STEPS, is_whole
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
+from lfm2np.oracle.judging.processors import FILTERS
 from lfm2np.oracle.rollouts.exact import (
     AS_IT_IS,
     AT,
@@ -44,7 +45,6 @@ Values = Sequence[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
-FILTERS = ("top_k", "top_p", "min_p")
 BITS = {"bfloat16": 8, "float16": 11}  # of the significand
 HEAD, CHUNKED = "head precision", "state lost at a chunk border"
 TEMPERATURES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
