@@ -184,11 +184,12 @@ def test_a_few_tokens_fit_no_temperature(exact_rollouts, model):
 @pytest.mark.rounding
 @pytest.mark.parametrize(
     ("is_impossible", "verdict", "code", "words"),
-    [(True, "BUG", WRONG, "impossible values in 2 sequences, first f, line 3"), (False, "INCONCLUSIVE", OPEN, "2 seq")],
+    [(True, "BUG", WRONG, "impossible values in 2 sequences, first f, line 3"), (False, "INCONCLUSIVE", OPEN, "3 seq")],
 )
 def test_a_file_is_not_right_where_sequences_are_left_out(is_impossible, verdict, code, words, exact_rollouts, model):
     left = [Left("trainer_logprobs", 2, "f, line 3", is_impossible)]
-    report = report_of(judge_rollouts(model, exact_rollouts[:1], FEW), model.sha256, left)
+    judged = replace(judge_rollouts(model, exact_rollouts[:1], FEW), failed=[(exact_rollouts[1], "too large")])
+    report = report_of(judged, model.sha256, left)
     assert (report.verdict, report.exit_code) == (verdict, code)
     assert report.findings[0].words.startswith(words)
 
