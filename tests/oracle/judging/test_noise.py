@@ -20,7 +20,7 @@ from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.stored import widen
 from lfm2np.engine.loading import Model
 from lfm2np.errors import NumericsError
-from lfm2np.oracle.judging.allowed import FLOAT32_UNITS
+from lfm2np.oracle.judging.allowed import FLOAT32_UNITS, Allowed
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, allowed_by, noise_of, said_by, spread_of
@@ -184,3 +184,13 @@ def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
     silent = replace(noise, errors=np.zeros_like(noise.errors), spread=np.zeros_like(noise.spread))
     assert (silent.scales(certain) > 0.0).all()
     assert (silent.gap_scales(np.zeros(len(certain.best), np.int64)) > 0.0).all()
+
+
+@pytest.mark.parametrize("token_id", [0, 5, 9])
+def test_a_token_that_is_not_among_the_known_ones_has_no_column(token_id: int) -> None:
+    """Before, between and behind them: another's bound would be taken for its own."""
+    values = np.zeros(2)
+    allowed = Allowed(3, np.array([3, 7]), values, values, values, 1.0, 0.0)
+    assert (allowed.at(3), allowed.at(7)) == (0, 1)
+    with pytest.raises(KeyError):
+        allowed.at(token_id)
