@@ -173,11 +173,11 @@ def judged(
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
         positions = judge(model, format_name, pairs, scoring, known, DRAWS)  # a better estimate may change the verdict
-    usable, pairs = pairs, with_refuted(model, format_name, pairs, positions, known)
+    unrefuted, pairs = pairs, with_refuted(model, format_name, pairs, positions, known)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
-    if verdict.errs_like and pairs != usable:  # what its rounding explains refutes nothing
-        under = judge(model, verdict.errs_like, usable, scoring, known, explains=False)
-        pairs = with_refuted(model, verdict.errs_like, usable, under, known)
+    if verdict.errs_like and pairs != unrefuted:  # what its rounding explains refutes nothing
+        under = judge(model, verdict.errs_like, unrefuted, scoring, known, explains=False)
+        pairs = with_refuted(model, verdict.errs_like, unrefuted, under, known)
         verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
         verdict = replace(verdict, causes=(reading,))

@@ -152,8 +152,7 @@ def test_what_a_round_with_an_impossible_answer_took_from_the_cache_counts() -> 
 def test_answers_that_are_impossible_alone_make_no_guess_of_hits() -> None:
     """That seeds are ignored shows in repeated prompts, which are hits in a right cache."""
     pairs = [
-        (greedy(str(index), (1, 2), 1), replace(answer, cached_tokens=16 * (index % 2)))
-        for index, answer in enumerate([Answer((1,))] * 30 + [refuted(Answer((1,)), "seed 1: other tokens")] * 12)
+        (greedy(str(index), (1, 2), 1), replace(answer, cached_tokens=16 * (index % 2 or index >= 30)))
+        for index, answer in enumerate([Answer((1,))] * 30 + [refuted(Answer((1,)), "seed 1: other tokens")] * 3)
     ]
-    assert hit_cause(prefix_hits(pairs), frozenset(map(str, range(31, 42, 2)))) is not None, "the control"
     assert with_hits([], pairs, []) == []

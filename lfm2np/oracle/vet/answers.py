@@ -49,7 +49,7 @@ def requests_of(
     encode, encode_chat = model.tokenizer.encode, model.tokenizer.encode_chat
     for number, text in enumerate(questions):
         ids = encode(text) if as_text else encode_chat([{"role": "user", "content": text}])
-        yield Request(f"vet-{number}", tuple(ids), params, prompt_text=text if as_text else None, message=text)
+        yield Request(f"vet-{number}", tuple(ids), params, message=text)
 
 
 def rounds_of(target: Target, requests: Iterator[Request], transcript: Transcript | None) -> Iterator[list[Pair]]:

@@ -477,6 +477,17 @@ def test_usage_counts_the_tokens_of_all_samples() -> None:
     assert miscounted({"usage": {"completion_tokens": 2}}, samples) == words
 
 
+def test_a_reply_of_samples_that_are_miscounted_is_impossible(vllm: Player) -> None:
+    target, request = target_of(vllm), greedy("a", (1, 2), 2, temperature=1.0, n=2)
+    choices = [{"index": index, "token_ids": [1, 2], "finish_reason": "length"} for index in (0, 1)]
+    right, wrong = (
+        target.read({"choices": choices, "usage": {"completion_tokens": count}}, request, False, False)
+        for count in (4, 2)
+    )
+    assert [answer.error for answer in right] == [None, None]
+    assert len(wrong) == 1 and wrong[0].is_refuted
+
+
 def test_llama_cpps_answer_of_one_token_has_its_logprob() -> None:
     with playing("llama.cpp") as player:
         (answer,) = answers_to(target_of(player), [request_of("a", max_tokens=1)])

@@ -61,6 +61,16 @@ def test_how_tokens_are_drawn_is_the_only_cause(model: Model) -> None:
         assert first == f"1 answer that no right engine gives, first of {cause[0]}: {words}" and others == more
 
 
+@pytest.mark.parametrize(("faults", "named"), [(("text a", "text b"), 0), (("text a", "stop string b"), 2)])
+def test_what_is_wrong_in_several_cases_is_the_matter_of_none(faults: tuple[str, str], named: int) -> None:
+    right = [(greedy("", (1,), 1, case=case), Answer((5,))) for case in ("short-prompts", "neighbours")]
+    wrong = [
+        (greedy("", (1,), 1, case=case), failed(fault, IMPOSSIBLE))
+        for case, fault in zip(("stops", "streams"), faults, strict=True)
+    ]
+    assert len(refuted_reasons([*right, *wrong], None)) == 1 + named
+
+
 def ranked(model: Model, prompt: tuple[int, ...], rank: int) -> Answer:
     """Always the token of this rank."""
     ids = list(prompt)
